@@ -1,0 +1,119 @@
+"""A batch of trajectories as flat tensors: what losses, advantages and policy workers see. No padding anywhere.
+
+Sequences lie one after another. Tensors over all tokens have length N, over response tokens length T, over sequences
+length S; the suffix of a name says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from skyrl.train.generator.trajectory import Trajectory
+
+RESPONSE_FIELDS = (
+    "loss_mask_T", "rewards_T", "rollout_logprobs_T", "weight_versions_T", "old_logprobs_T", "ref_logprobs_T",
+    "values_T", "advantages_T", "returns_T",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrajectoryBatch:
+    """token_ids_N int64; seq_lens_S and prompt_lens_S int64, sequence s has seq_len - prompt_len response tokens;
+    group_ids_S int64, equal for the samples of one prompt. Response tensors are float32 (weight_versions_T int64)."""
+
+    token_ids_N: torch.Tensor
+    seq_lens_S: torch.Tensor
+    prompt_lens_S: torch.Tensor
+    group_ids_S: torch.Tensor
+    loss_mask_T: torch.Tensor
+    rewards_T: torch.Tensor
+    rollout_logprobs_T: torch.Tensor
+    weight_versions_T: torch.Tensor
+    old_logprobs_T: torch.Tensor | None = None
+    ref_logprobs_T: torch.Tensor | None = None
+    values_T: torch.Tensor | None = None
+    advantages_T: torch.Tensor | None = None
+    returns_T: torch.Tensor | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        return self.seq_lens_S.numel()
+
+    @property
+    def response_lens_S(self) -> torch.Tensor:
+        return self.seq_lens_S - self.prompt_lens_S
+
+    @property
+    def segment_ids_T(self) -> torch.Tensor:
+        """The sequence that each response token belongs to, 0..S-1."""
+        return torch.repeat_interleave(torch.arange(self.num_sequences), self.response_lens_S)
+
+    @property
+    def group_ids_T(self) -> torch.Tensor:
+        return torch.repeat_interleave(self.group_ids_S, self.response_lens_S)
+
+    @property
+    def positions_T(self) -> torch.Tensor:
+        """Index of each response token within its response, from 0."""
+        starts = torch.cumsum(self.response_lens_S, 0) - self.response_lens_S
+        return torch.arange(self.loss_mask_T.numel()) - torch.repeat_interleave(starts, self.response_lens_S)
+
+    def with_tensors(self, **response_tensors: torch.Tensor) -> TrajectoryBatch:
+        return replace(self, **response_tensors)
+
+    def select(self, sequences: Sequence[int] | torch.Tensor) -> TrajectoryBatch:
+        """The sub-batch of these sequences, in this order."""
+        index = torch.as_tensor(sequences, dtype=torch.int64)
+        tokens = _ranges(self.seq_lens_S, index)
+        response = _ranges(self.response_lens_S, index)
+        out = {
+            "token_ids_N": self.token_ids_N[tokens],
+            "seq_lens_S": self.seq_lens_S[index],
+            "prompt_lens_S": self.prompt_lens_S[index],
+            "group_ids_S": self.group_ids_S[index],
+        }
+        for name in RESPONSE_FIELDS:
+            value = getattr(self, name)
+            out[name] = None if value is None else value[response]
+        return TrajectoryBatch(**out)
+
+    @staticmethod
+    def concat(batches: Sequence[TrajectoryBatch]) -> TrajectoryBatch:
+        """One batch of all sequences, in order. A field must be set in all batches or in none."""
+        out = {}
+        for f in fields(TrajectoryBatch):
+            values = [getattr(b, f.name) for b in batches]
+            out[f.name] = None if values[0] is None else torch.cat(values)
+        return TrajectoryBatch(**out)
+
+    @staticmethod
+    def from_trajectories(trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
+        """Group ids number the distinct uids in order of first appearance."""
+        groups: dict[str, int] = {}
+        group_ids = [groups.setdefault(t.id.uid, len(groups)) for t in trajectories]
+
+        def cat(arrays, dtype):  # noqa: ANN001 - local
+            return torch.cat([torch.as_tensor(a, dtype=dtype) for a in arrays])
+
+        tokens = [a for t in trajectories for a in (t.prompt_token_ids, t.response_token_ids)]
+        return TrajectoryBatch(
+            token_ids_N=cat(tokens, torch.int64),
+            seq_lens_S=torch.tensor([len(t.prompt_token_ids) + len(t.response_token_ids) for t in trajectories]),
+            prompt_lens_S=torch.tensor([len(t.prompt_token_ids) for t in trajectories]),
+            group_ids_S=torch.tensor(group_ids),
+            loss_mask_T=cat([t.loss_mask for t in trajectories], torch.float32),
+            rewards_T=cat([t.rewards for t in trajectories], torch.float32),
+            rollout_logprobs_T=cat([t.rollout_logprobs for t in trajectories], torch.float32),
+            weight_versions_T=cat([t.weight_versions for t in trajectories], torch.int64),
+        )
+
+
+def _ranges(lens_S: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Flat positions of the given segments, in order."""
+    starts = torch.cumsum(lens_S, 0) - lens_S
+    lens = lens_S[index]
+    offsets = torch.arange(int(lens.sum())) - torch.repeat_interleave(torch.cumsum(lens, 0) - lens, lens)
+    return torch.repeat_interleave(starts[index], lens) + offsets

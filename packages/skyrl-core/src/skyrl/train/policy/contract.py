@@ -1,0 +1,92 @@
+"""What a policy backend supplies in every rank. Losses, mini-batches and metrics are the core's, written once.
+
+A backend is a model with an optimizer on one rank of a process group. It is built by a factory named in its
+`BackendPlugin`, inside the worker process, after the process group exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from skyrl.train.policy.batch import TrajectoryBatch
+
+Role = Literal["policy", "ref"]
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """Where a worker runs. The process group (gloo or nccl) is initialised before the factory is called."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    local_rank: int = 0
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """Which loss to apply: the algorithm's frozen config, picklable. Names in it index the core's tables."""
+
+    algorithm: Any  # config.AlgorithmConfig
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Normalisers:
+    """Counts over the whole mini-batch on all ranks, known before its first micro-batch."""
+
+    num_tokens: float  # sum of the loss mask
+    num_sequences: int
+    world_size: int
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class PolicyBackend(Protocol):
+    """One rank's model. Every rank calls each method the same number of times in the same order."""
+
+    place: WorkerPlace
+
+    def token_logprobs(
+        self, micro: TrajectoryBatch, *, temperature: float, with_entropy: bool, grad: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(logprobs_T, entropy_T or None): log_softmax(logits / temperature) of each response token, float32."""
+        ...
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Accumulates gradients; the backend averages over ranks, so `loss` is already multiplied by world_size."""
+        ...
+
+    def step(self) -> tuple[float, float]:
+        """(grad_norm before clipping, learning rate used). Clips, applies AdamW and the schedule, zeroes gradients. A
+        non-finite norm skips the update (the norm is returned as it is)."""
+        ...
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full CPU tensors under Hugging Face checkpoint names, tied tensors once, in one fixed order. Collective: every
+        rank iterates; ranks other than 0 may yield empty tensors."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Weights, optimizer, scheduler and RNG of this rank into `folder` (collective)."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Exactly what `save` stored (collective). ValueError names the file that does not fit."""
+        ...
+
+    def save_hf(self, folder: Path) -> None:
+        """A folder that `transformers.AutoModelForCausalLM.from_pretrained` loads, without the tokenizer (collective)."""
+        ...
+
+    def offload(self) -> None:
+        """Moves model and optimizer off the accelerator."""
+        ...
+
+    def onload(self) -> None: ...
+
+    def close(self) -> None: ...

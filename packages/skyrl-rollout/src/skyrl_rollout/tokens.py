@@ -1,0 +1,120 @@
+"""What is asked of a rollout server and what comes back, as plain dataclasses and arrays.
+
+Protobuf objects stop at the service files and at `client.py`; everything else in every package sees these types.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+
+GREEDY = 0.0
+
+
+class LogprobMode(enum.IntEnum):
+    """What a logprob means; the values are those of the protocol.
+
+    RAW is log_softmax(logits). TEMPERATURE is log_softmax(logits / T) over the full vocabulary, which is what a trainer
+    recomputes. SAMPLING is the distribution really drawn from, after penalties, top-k and top-p. Greedy (T = 0) answers
+    log_softmax(logits) in all three.
+    """
+
+    RAW = 1
+    TEMPERATURE = 2
+    SAMPLING = 3
+
+
+class FinishReason(enum.IntEnum):
+    """Why a sample ended; the values are those of the protocol."""
+
+    EOS = 1
+    STOP_TOKEN = 2
+    STOP_STRING = 3
+    LENGTH = 4
+    ABORTED = 5
+    PAUSED = 6
+    VERSION_CHANGED = 7
+
+    @property
+    def is_stop(self) -> bool:
+        """Whether the model chose to end (what public recipes call stop_reason 'stop')."""
+        return self in (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.STOP_STRING)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters with the protocol's defaults. `max_tokens=None` means the context that is left."""
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == GREEDY
+
+    @property
+    def is_full_distribution(self) -> bool:
+        """Whether tokens are drawn from softmax(logits / T) itself: no top-k, top-p, min-p, penalty or bias."""
+        return (
+            self.top_p == 1.0
+            and self.top_k <= 0
+            and self.min_p == 0.0
+            and self.frequency_penalty == 0.0
+            and self.presence_penalty == 0.0
+            and self.repetition_penalty == 1.0
+            and not self.logit_bias
+        )
+
+
+@dataclass(frozen=True)
+class VersionSpan:
+    """Tokens [start, start + length) were produced under `weight_version`."""
+
+    start: int
+    length: int
+    weight_version: int
+    oldest_kv_version: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One finished continuation of a prompt.
+
+    token_ids: int32 [n], the stop token included. logprobs: float32 [n], NaN where unknown. weight_versions: int64 [n],
+    the committed version that produced each token. stop_match: the stop token id or stop string that ended it.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    weight_versions: np.ndarray
+    finish_reason: FinishReason
+    spans: tuple[VersionSpan, ...] = ()
+    stop_match: int | str | None = None
+    invalid_logprobs: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All samples of one request, in sample order, with what the server says it really did."""
+
+    request_id: str
+    instance_id: str
+    samples: tuple[Sample, ...]
+    effective: Sampling
+    mode: LogprobMode
+    cached_prompt_tokens: int = 0
