@@ -1,0 +1,127 @@
+"""Which checkpoint of a run is whole, where it lies, and how a run finds the one to go on from.
+
+A checkpoint is a folder `global_step_N`, written beside its final name and renamed when complete;
+`latest_ckpt_global_step.txt` names the last one and is replaced after it. A killed run therefore leaves either the old
+checkpoint or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MARKER = "latest_ckpt_global_step.txt"
+STATE = "trainer_state.json"
+CONFIG = "config.yaml"
+_STEP = re.compile(r"^global_step_(\d+)$")
+
+
+class CheckpointStore:
+    """The checkpoints of one run under `folder`; `keep` newest are kept (-1: all)."""
+
+    def __init__(self, folder: Path, *, keep: int = -1) -> None:
+        self.folder, self._keep = folder, keep
+
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint, ascending."""
+        if not self.folder.is_dir():
+            return []
+        found = (_STEP.match(p.name) for p in self.folder.iterdir() if (p / STATE).is_file())
+        return sorted(int(m.group(1)) for m in found if m)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"global_step_{step}"
+
+    def save(self, step: int, *, write: Callable[[Path], None], state: dict[str, Any], config_yaml: str) -> Path:
+        """`write` fills the folder with the workers' files; the trainer's own state goes in last."""
+
+        def fill(staging: Path) -> None:
+            write(staging)
+            (staging / CONFIG).write_text(config_yaml, encoding="utf-8")
+            _write_synced(staging / STATE, json.dumps({"global_step": step, **state}, indent=1))
+
+        final = replace_folder(self.path(step), fill)
+        _write_synced(self.folder / f".{MARKER}", str(step))
+        os.replace(self.folder / f".{MARKER}", self.folder / MARKER)
+        self._drop_old()
+        return final
+
+    def latest(self) -> Path | None:
+        """The checkpoint that the marker names, or None for a folder without one. ValueError when it is damaged."""
+        marker = self.folder / MARKER
+        if not marker.is_file():
+            return None
+        text = marker.read_text(encoding="utf-8").strip()
+        if not text.isdigit():
+            raise ValueError(
+                f"{marker} holds {text!r}, expected a step number: write the number of a whole "
+                f"global_step_N folder into it (found: {self.steps() or 'none'})"
+            )
+        return require_checkpoint(self.path(int(text)))
+
+    def set_aside(self) -> Path | None:
+        """Renames a folder that holds another run's checkpoints, so that a fresh run neither mixes with it nor loses it."""
+        if not self.steps() and not (self.folder / MARKER).exists():
+            return None
+        aside = self.folder.with_name(f"{self.folder.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+        os.replace(self.folder, aside)
+        return aside
+
+    def _drop_old(self) -> None:
+        if self._keep < 0:
+            return
+        for step in self.steps()[: -self._keep]:
+            shutil.rmtree(self.path(step))
+
+
+def find_resume(store: CheckpointStore, *, mode: str | None, resume_path: str | None) -> Path | None:
+    """The checkpoint that `trainer.resume_mode` asks for: none, latest (of this run's folder) or from_path."""
+    if mode in (None, "none"):
+        return None
+    if mode == "latest":
+        return store.latest()
+    if not resume_path:
+        raise ValueError("trainer.resume_mode=from_path needs trainer.resume_path=<.../global_step_N>")
+    return require_checkpoint(Path(resume_path).expanduser())
+
+
+def require_checkpoint(folder: Path) -> Path:
+    """`folder` if it holds a whole checkpoint. ValueError says what is missing."""
+    if not (folder / STATE).is_file():
+        raise ValueError(f"{folder} is no whole checkpoint: expected a folder global_step_N with {STATE} in it")
+    return folder
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The trainer's own state of a checkpoint. ValueError when the file is truncated."""
+    path = folder / STATE
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}): resume from another global_step_N folder") from None
+
+
+def replace_folder(final: Path, write: Callable[[Path], None]) -> Path:
+    """`write` fills a folder beside `final`, which takes its place only when complete."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    staging = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    write(staging)
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(staging, final)
+    return final
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())

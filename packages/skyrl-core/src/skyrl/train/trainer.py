@@ -1,0 +1,275 @@
+"""The training loop: collect rollouts, score them, estimate advantages, update, publish, and report.
+
+It knows no engine and no optimizer: rollouts come from a `RolloutService` over gRPC, updates go to a `PolicyGroup`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from skyrl.train import checkpoints, metrics
+from skyrl.train.algorithms import advantages
+from skyrl.train.display.closing import StepRow
+from skyrl.train.display.progress import Progress
+from skyrl.train.generator import evaluation
+from skyrl.train.generator.metrics import generation_metrics
+from skyrl.train.generator.trajectory import PromptTask, Trajectory
+from skyrl.train.policy.batch import TrajectoryBatch
+from skyrl.train.policy.contract import LossSpec
+from skyrl.train.rollouts.logprob_gap import logprob_gap_metrics
+
+R = TypeVar("R")
+
+
+@dataclass
+class TrainingResult:
+    """What a run did: one row per step, the last step, and the files it left (name -> path)."""
+
+    rows: list[StepRow] = field(default_factory=list)
+    last_step: int = 0
+    files: dict[str, Path] = field(default_factory=dict)
+
+
+class RayPPOTrainer:
+    """One run from its first publish to its last checkpoint. Subclasses may override any step of the loop."""
+
+    def __init__(
+        self,
+        cfg: Any,
+        *,
+        policy: Any,
+        reference: Any | None,
+        rollouts: Any,
+        generator: Any,
+        tokenizer: Any,
+        train_loader: Any,
+        eval_dataset: Any | None,
+        trackers: Any,
+        progress: Progress,
+    ) -> None:
+        self.cfg, self.tokenizer = cfg, tokenizer
+        self.policy, self.reference = policy, reference
+        self.rollouts, self.generator = rollouts, generator
+        self.train_loader, self.eval_dataset = train_loader, eval_dataset
+        self.trackers, self.progress = trackers, progress
+        self.n_samples = cfg.generator.n_samples_per_prompt
+        self.temperature = cfg.generator.sampling_params.temperature
+        self.loss = LossSpec(algorithm=cfg.trainer.algorithm, temperature=self.temperature)
+        self.store = checkpoints.CheckpointStore(
+            Path(cfg.trainer.ckpt_path).expanduser(), keep=cfg.trainer.max_ckpts_to_keep
+        )
+        self.total_steps = training_steps(cfg, len(train_loader))
+        self.result = TrainingResult()
+        # One thread for all policy work: the event loop stays free for heartbeats while torch computes.
+        self._policy_thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
+
+    async def train(self) -> TrainingResult:
+        """Runs all steps. Whatever happens, the last whole checkpoint is the place to resume from."""
+        first_step = await self.restore() + 1
+        await self.publish(step=first_step - 1)
+        if self.cfg.trainer.eval_before_train and first_step == 1:
+            self.trackers.log(await self.evaluate(step=0), 0)
+        for step in range(first_step, self.total_steps + 1):
+            await self.train_step(step)
+        await self.finish()
+        return self.result
+
+    async def train_step(self, step: int) -> None:
+        timers, started = metrics.StepTimers(), time.perf_counter()
+        with timers.phase("step"):
+            with timers.phase("generate"):
+                trajectories = await self.collect(self.train_loader.next_batch(), step)
+            with timers.phase("fwd_logprobs_values_reward"):
+                batch = await self.score(TrajectoryBatch.from_trajectories(trajectories))
+            with timers.phase("compute_advantages_and_returns"):
+                batch = self.advantages(batch)
+            with timers.phase("train_critic_and_policy"):
+                update_metrics = await self.update(batch)
+            with timers.phase("sync_weights"):
+                await self.publish(step=step)
+        seconds = time.perf_counter() - started
+        row = self.step_metrics(step, trajectories, batch, seconds) | update_metrics
+        row |= await self.after_step(step, timers)
+        self.trackers.log(row | timers.metrics(), step)
+        self.record(step, row, seconds)
+
+    # The parts of a step
+
+    async def collect(self, tasks: Sequence[PromptTask], step: int) -> list[Trajectory]:
+        """All samples of the batch, prompt-major."""
+        return await self.generator.generate(
+            tasks,
+            n_samples=self.n_samples,
+            sampling=self.generator.train_sampling,
+            step=step,
+            phase="train",
+            on_progress=lambda done, total: self.progress.waiting_for(f"rollouts {done}/{total}"),
+        )
+
+    async def score(self, batch: TrajectoryBatch) -> TrajectoryBatch:
+        """Old logprobs of the current policy and, with a KL term, the reference's."""
+        self.progress.waiting_for("logprobs of the policy")
+        old = await self.on_policy_thread(self.policy.logprobs, batch, temperature=self.temperature)
+        batch = batch.with_tensors(old_logprobs_T=old)
+        if self.reference is not None:
+            self.progress.waiting_for("logprobs of the reference")
+            ref = await self.on_policy_thread(self.reference.logprobs, batch, temperature=self.temperature)
+            batch = batch.with_tensors(ref_logprobs_T=ref)
+        return batch
+
+    def advantages(self, batch: TrajectoryBatch) -> TrajectoryBatch:
+        return advantages.estimate(batch, self.cfg.trainer.algorithm)
+
+    async def update(self, batch: TrajectoryBatch) -> dict[str, float]:
+        """One optimizer step per mini-batch of prompts, `update_epochs_per_batch` times over the batch."""
+        self.progress.waiting_for("the policy update")
+        rows = []
+        for _ in range(self.cfg.trainer.update_epochs_per_batch):
+            for minibatch in minibatches(batch, self.cfg.trainer.policy_mini_batch_size):
+                rows.append(await self.on_policy_thread(self.policy.update, minibatch, self.loss))
+        return metrics.mean_over_minibatches(rows)
+
+    async def publish(self, *, step: int) -> None:
+        """The server's weights become the policy's; returns once every replica serves them."""
+        self.progress.waiting_for(f"publishing the weights of step {step}")
+        await self.rollouts.publish(self.policy, step=step)
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Rewards on the evaluation set under the evaluation's own sampling parameters."""
+        if self.eval_dataset is None:
+            return {}
+        n = self.cfg.generator.eval_n_samples_per_prompt
+        trajectories = await self.generator.generate(
+            self.eval_dataset.tasks(),
+            n_samples=n,
+            sampling=self.generator.eval_sampling,
+            step=step,
+            phase="eval",
+            on_progress=lambda done, total: self.progress.waiting_for(f"evaluation {done}/{total}"),
+        )
+        return evaluation.evaluation_metrics(trajectories, n)
+
+    async def after_step(self, step: int, timers: metrics.StepTimers) -> dict[str, float]:
+        """Evaluation, checkpoint and export where the step is due for one."""
+        trainer, last = self.cfg.trainer, step == self.total_steps
+        out: dict[str, float] = {}
+        if due(step, trainer.eval_interval, last):
+            with timers.phase("eval"):
+                out = await self.evaluate(step)
+        if due(step, trainer.ckpt_interval, last):
+            with timers.phase("save_checkpoints"):
+                await self.save_checkpoint(step)
+        if due(step, trainer.hf_save_interval, last):
+            with timers.phase("save_hf_model"):
+                await self.export(step)
+        return out
+
+    # State
+
+    async def restore(self) -> int:
+        """The step to go on from: 0 for a fresh run."""
+        folder = checkpoints.find_resume(
+            self.store, mode=self.cfg.trainer.resume_mode, resume_path=self.cfg.trainer.resume_path
+        )
+        if folder is None:
+            if (aside := self.store.set_aside()) is not None:
+                self.progress.note(f"{self.store.folder} held another run's checkpoints: moved to {aside}")
+            self.progress.resume_at(0, self.total_steps)
+            return 0
+        state = checkpoints.read_state(folder)
+        self.progress.note(f"resuming at step {state['global_step']} from {folder}")
+        self.train_loader.load_state_dict(state["train_loader"])
+        await self.on_policy_thread(self.policy.load, folder / "policy")
+        self.result.rows = [StepRow(**row) for row in state["rows"]]
+        self.result.last_step = state["global_step"]
+        self.progress.resume_at(state["global_step"], self.total_steps)
+        return state["global_step"]
+
+    async def save_checkpoint(self, step: int) -> None:
+        self.progress.waiting_for(f"the checkpoint of step {step}")
+        state = {
+            "train_loader": self.train_loader.state_dict(),
+            "rows": [vars(row) for row in self.result.rows],
+            "weight_version": self.rollouts.version,
+        }
+        path = await self.on_policy_thread(
+            self.store.save,
+            step,
+            write=lambda folder: self.policy.save(folder / "policy"),
+            state=state,
+            config_yaml=self.cfg.to_yaml(),
+        )
+        self.result.files["checkpoint"] = path
+
+    async def export(self, step: int) -> None:
+        """A Hugging Face folder, complete before it gets its name."""
+        self.progress.waiting_for(f"the export of step {step}")
+        final = Path(self.cfg.trainer.export_path).expanduser() / f"global_step_{step}" / "policy"
+        await self.on_policy_thread(self._export, final)
+        self.result.files["Hugging Face export"] = final
+
+    def _export(self, final: Path) -> None:
+        def write(folder: Path) -> None:
+            self.policy.save_hf(folder)
+            self.tokenizer.save_pretrained(folder)
+
+        checkpoints.replace_folder(final, write)
+
+    async def finish(self) -> None:
+        self.progress.waiting_for("the end of the run")
+
+    # Reports
+
+    def step_metrics(
+        self, step: int, trajectories: Sequence[Trajectory], batch: TrajectoryBatch, seconds: float
+    ) -> dict[str, float]:
+        return {
+            **metrics.reward_metrics(trajectories, self.n_samples),
+            **metrics.batch_metrics(batch),
+            **generation_metrics(trajectories),
+            **logprob_gap_metrics(batch),
+            "trainer/global_step": step,
+            "trainer/epoch": self.train_loader.epoch,
+            "trainer/weight_version": self.rollouts.version,
+            "trainer/tokens_per_second_per_gpu": metrics.tokens_per_second(batch, seconds, self.policy.num_workers),
+        }
+
+    def record(self, step: int, row: dict[str, float], seconds: float) -> None:
+        self.result.last_step = step
+        self.result.rows.append(
+            StepRow(step, row[f"reward/avg_pass_at_{self.n_samples}"], row["reward/avg_raw_reward"], seconds)
+        )
+        self.progress.step_done(step, reward=row["reward/avg_raw_reward"], seconds=seconds)
+
+    async def on_policy_thread(self, work: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Runs blocking policy work off the event loop; while it runs, a dead server is noticed by the next call."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._policy_thread, lambda: work(*args, **kwargs))
+
+
+def training_steps(cfg: Any, steps_per_epoch: int) -> int:
+    """`trainer.max_training_steps` if set, else epochs x batches per epoch."""
+    all_epochs = cfg.trainer.epochs * steps_per_epoch
+    limit = cfg.trainer.max_training_steps
+    return all_epochs if limit is None else min(limit, all_epochs)
+
+
+def due(step: int, interval: int, last: bool) -> bool:
+    """Whether an interval action happens after `step`: every `interval` steps and after the last; never if <= 0."""
+    return interval > 0 and (last or step % interval == 0)
+
+
+def minibatches(batch: TrajectoryBatch, prompts_per_minibatch: int) -> list[TrajectoryBatch]:
+    """The batch cut into mini-batches of whole groups, in order of their first appearance."""
+    groups: dict[int, list[int]] = {}
+    for s, g in enumerate(batch.group_ids_S.tolist()):
+        groups.setdefault(g, []).append(s)
+    rows = list(groups.values())
+    cuts = [rows[i : i + prompts_per_minibatch] for i in range(0, len(rows), prompts_per_minibatch)]
+    return [batch.select([s for group in cut for s in group]) for cut in cuts]
