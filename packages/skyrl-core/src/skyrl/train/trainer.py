@@ -95,9 +95,9 @@ class RayPPOTrainer:
                 await self.publish(step=step)
         seconds = time.perf_counter() - started
         row = self.step_metrics(step, trajectories, batch, seconds) | update_metrics
+        self.record(step, row, seconds)
         row |= await self.after_step(step, timers)
         self.trackers.log(row | timers.metrics(), step)
-        self.record(step, row, seconds)
 
     # The parts of a step
 

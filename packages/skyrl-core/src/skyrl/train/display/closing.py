@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ def spark_line(values: Sequence[float], width: int = 60) -> str:
         return ""
     width = min(width, len(values))
     cuts = [round(i * len(values) / width) for i in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
     low, high = min(0.0, *means), max(means)
     span = (high - low) or 1.0
     return "".join(BARS[round((m - low) / span * (len(BARS) - 1))] for m in means)

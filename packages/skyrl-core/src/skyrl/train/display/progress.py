@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -34,7 +35,7 @@ class Progress:
         self._closed = threading.Event()
         self._ticker: threading.Thread | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if not self._enabled:
             return self
         if self._console.is_terminal:
