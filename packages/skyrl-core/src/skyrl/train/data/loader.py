@@ -1,0 +1,80 @@
+"""In which order prompts are trained on: a seeded shuffle per epoch, full batches only, resumable at any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from skyrl.train.data.prompts import PromptDataset
+from skyrl.train.generator.trajectory import PromptTask
+from skyrl.train.seeds import derive
+
+
+class PromptLoader:
+    """Batches of `batch_size` prompts. Iterating yields what is left of the current epoch; the rest that does not fill
+    a batch is dropped. `epoch` and `position` are those of the next batch.
+
+    It runs in this process: rows are in memory already. Raises ValueError where the data set has fewer prompts than
+    one batch needs.
+    """
+
+    def __init__(self, dataset: PromptDataset, batch_size: int, *, seed: int, shuffle: bool = True) -> None:
+        if len(dataset) < batch_size:
+            dropped = f" ({dataset.num_dropped} more are too long)" if dataset.num_dropped else ""
+            raise ValueError(
+                f"{dataset.key} has {len(dataset)} usable prompts{dropped}, trainer.train_batch_size={batch_size} "
+                "needs at least as many: lower the batch size or add data"
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = 0
+        self.position = 0
+
+    def __len__(self) -> int:
+        """Batches in one epoch."""
+        return len(self.dataset) // self.batch_size
+
+    def __iter__(self) -> Iterator[list[PromptTask]]:
+        order = self._order(self.epoch)
+        for batch in range(self.position, len(self)):
+            # Moved on before the batch is handed out: a state taken while it is trained on resumes after it.
+            self.position += 1
+            if self.position == len(self):
+                self.epoch, self.position = self.epoch + 1, 0
+            yield [self.dataset[i] for i in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(len(self.dataset))
+        return np.random.Generator(np.random.PCG64(derive(self.seed, "epoch", epoch))).permutation(len(self.dataset))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch starts, and what must be equal for that to mean the same prompts."""
+        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where `state` was taken. ValueError lists what differs from the run that took it."""
+        differences = [
+            f"{name}: {state.get(name)!r} in the checkpoint, {value!r} here"
+            for name, value in self._identity().items()
+            if state.get(name) != value
+        ]
+        if differences:
+            raise ValueError(
+                f"{self.dataset.key}: the checkpoint's position does not fit this data ({'; '.join(differences)}): "
+                "resume with the same data, seed and batch size, or start with trainer.resume_mode=none"
+            )
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "batch_size": self.batch_size,
+            "num_prompts": len(self.dataset),
+            "digest": self.dataset.digest,
+        }

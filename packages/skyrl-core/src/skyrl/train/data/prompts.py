@@ -1,0 +1,168 @@
+"""Which prompts a run trains or evaluates on, read from parquet, json or jsonl files; a file or row that does not fit
+is refused by name. Hub names are not resolved: data is local."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from skyrl.train.generator.trajectory import PromptTask
+
+PROMPT_COLUMN = "prompt"
+ENV_COLUMN = "env_class"
+
+
+class ChatTokenizer(Protocol):
+    """What is needed of a `transformers` tokenizer here."""
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+
+
+def prompt_ids(tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, str]], **template_kwargs: Any) -> list[int]:
+    """The token ids that the policy continues: the chat template with its generation prompt, applied once."""
+    ids = tokenizer.apply_chat_template(
+        list(messages), add_generation_prompt=True, tokenize=True, return_dict=False, **template_kwargs
+    )
+    return [int(i) for i in ids]
+
+
+class PromptDataset:
+    """The usable rows of one or more files, in file order, as `PromptTask`s.
+
+    A row's `prompt` holds OpenAI-style messages; `env_class` falls back to `default_env_class`; every other column
+    goes to the environment as extras. `uid` is the row's index over all files, so it names the row also where others
+    were left out. Rows whose prompt is longer than `max_prompt_length` tokens are left out and counted in `num_dropped`.
+
+    Raises ValueError naming the file, and the row or column, for whatever cannot be read.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str | Path] | str | Path,
+        tokenizer: ChatTokenizer,
+        *,
+        max_prompt_length: int,
+        default_env_class: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        key: str = "data.train_data",
+    ) -> None:
+        self.key = key
+        self.max_prompt_length = max_prompt_length
+        self.num_dropped = 0
+        self.tasks: list[PromptTask] = []
+        paths = [files] if isinstance(files, str | Path) else list(files)
+        if not paths:
+            raise ValueError(f"{key} names no file: give at least one .parquet, .json or .jsonl file")
+        digest = xxhash.xxh3_128()
+        first = 0
+        for path in (Path(p).expanduser() for p in paths):
+            rows = read_rows(path, key=key)
+            for index, row in enumerate(rows):
+                task = _task(row, uid=str(first + index), where=f"{path}, row {index}", default_env=default_env_class)
+                if len(prompt_ids(tokenizer, task.messages, **(chat_template_kwargs or {}))) > max_prompt_length:
+                    self.num_dropped += 1
+                    continue
+                self.tasks.append(task)
+                digest.update(f"{task.uid}\0{task.env_class}\0{json.dumps(task.messages)}\0".encode())
+            first += len(rows)
+        self.digest = digest.hexdigest()
+        if not self.tasks:
+            raise ValueError(
+                f"{key}: all {first} prompts are longer than trainer.max_prompt_length={max_prompt_length} tokens, "
+                "so none is left: raise that limit"
+            )
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: int) -> PromptTask:
+        return self.tasks[index]
+
+    def __iter__(self) -> Iterator[PromptTask]:
+        return iter(self.tasks)
+
+    @property
+    def env_classes(self) -> frozenset[str]:
+        """Every environment that some row needs."""
+        return frozenset(task.env_class for task in self.tasks)
+
+
+def read_rows(path: Path, *, key: str) -> list[dict[str, Any]]:
+    """All rows of one file. Raises ValueError naming the file."""
+    readers = {".parquet": _read_parquet, ".json": _read_json, ".jsonl": _read_json_lines}
+    if path.suffix not in readers:
+        raise ValueError(f"{key}: {path} is not a .parquet, .json or .jsonl file")
+    if not path.is_file():
+        raise ValueError(f"{key}: no such file: {path}")
+    rows = readers[path.suffix](path, key)
+    if not rows:
+        raise ValueError(f"{key}: {path} holds no rows")
+    return rows
+
+
+def _read_parquet(path: Path, key: str) -> list[dict[str, Any]]:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{key}: {path} ({path.stat().st_size} bytes) is not a readable parquet file: {reason}"
+        ) from error
+    if PROMPT_COLUMN not in table.column_names:
+        raise ValueError(f"{key}: {path} has no column {PROMPT_COLUMN!r}; it has {', '.join(table.column_names)}")
+    return table.to_pylist()
+
+
+def _read_json(path: Path, key: str) -> list[dict[str, Any]]:
+    """A JSON array of objects, or one object a line under the name .json."""
+    try:
+        rows = json.loads(path.read_text())
+    except json.JSONDecodeError:
+        return _read_json_lines(path, key)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{key}: {path} is not UTF-8 text: {error}") from error
+    if isinstance(rows, dict):
+        rows = [rows]
+    return rows
+
+
+def _read_json_lines(path: Path, key: str) -> list[dict[str, Any]]:
+    rows = []
+    try:
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            if line.strip():
+                rows.append(json.loads(line))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        where = "" if isinstance(error, UnicodeDecodeError) else f", line {number}"
+        raise ValueError(f"{key}: {path}{where} is not JSON: {error}") from error
+    return rows
+
+
+def _task(row: Any, *, uid: str, where: str, default_env: str | None) -> PromptTask:
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected an object with column {PROMPT_COLUMN!r}, got {type(row).__name__}")
+    if PROMPT_COLUMN not in row:
+        raise ValueError(f"{where}: no column {PROMPT_COLUMN!r}; the row has {', '.join(row) or 'nothing'}")
+    env_class = row.get(ENV_COLUMN) or default_env
+    if not env_class:
+        raise ValueError(f"{where}: no {ENV_COLUMN!r}, and environment.env_class is not set: name an environment")
+    extras = {name: value for name, value in row.items() if name not in (PROMPT_COLUMN, ENV_COLUMN)}
+    return PromptTask(uid, _messages(row[PROMPT_COLUMN], where), str(env_class), extras)
+
+
+def _messages(prompt: Any, where: str) -> list[dict[str, str]]:
+    """The prompt as it goes into the chat template; fields that parquet filled with null are left out."""
+    form = "a list of messages such as [{'role': 'user', 'content': '...'}]"
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError(f"{where}, column {PROMPT_COLUMN!r}: expected {form}, got {prompt!r:.80}")
+    for message in prompt:
+        fits = isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
+        if not fits:
+            raise ValueError(f"{where}, column {PROMPT_COLUMN!r}: expected {form}, got the message {message!r:.80}")
+    return [{name: value for name, value in message.items() if value is not None} for message in prompt]
