@@ -1,0 +1,89 @@
+"""A checkpoint is whole or absent, belongs to one run, and is found again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from skyrl.train.checkpoints import MARKER, CheckpointStore, find_resume, read_state
+
+
+def save(store: CheckpointStore, step: int) -> Path:
+    return store.save(
+        step,
+        write=lambda folder: (folder / "weights").write_text(f"weights of {step}"),
+        state={"train_loader": {"cursor": step}},
+        config_yaml="trainer: {}\n",
+    )
+
+
+def test_the_last_saved_step_is_the_latest(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    save(store, 2)
+    folder = save(store, 10)
+    assert store.latest() == folder
+    assert read_state(folder) == {"global_step": 10, "train_loader": {"cursor": 10}}
+    assert (folder / "config.yaml").read_text() == "trainer: {}\n"
+    assert store.steps() == [2, 10]
+
+
+def test_a_save_that_dies_half_way_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    first = save(store, 1)
+
+    def dies(folder: Path) -> None:
+        (folder / "weights").write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        store.save(2, write=dies, state={}, config_yaml="")
+    assert store.latest() == first
+    assert store.steps() == [1]
+    save(store, 2)
+    assert (store.path(2) / "weights").read_text() == "weights of 2"
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run", keep=2)
+    for step in (1, 2, 3, 4):
+        save(store, step)
+    assert store.steps() == [3, 4]
+
+
+def test_a_fresh_run_sets_another_runs_checkpoints_aside(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    save(store, 7)
+    aside = store.set_aside()
+    assert aside is not None and (aside / "global_step_7" / "weights").read_text() == "weights of 7"
+    assert store.latest() is None
+    assert store.set_aside() is None
+
+
+def test_resume_modes(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    assert find_resume(store, mode="latest", resume_path=None) is None
+    folder = save(store, 3)
+    assert find_resume(store, mode=None, resume_path=None) is None
+    assert find_resume(store, mode="none", resume_path=None) is None
+    assert find_resume(store, mode="latest", resume_path=None) == folder
+    assert find_resume(store, mode="from_path", resume_path=str(folder)) == folder
+    with pytest.raises(ValueError, match="trainer.resume_path"):
+        find_resume(store, mode="from_path", resume_path=None)
+    with pytest.raises(ValueError, match="no whole checkpoint"):
+        find_resume(store, mode="from_path", resume_path=str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("text", ["", "seven"])
+def test_a_damaged_marker_is_named(tmp_path: Path, text: str) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    save(store, 3)
+    (store.folder / MARKER).write_text(text)
+    with pytest.raises(ValueError, match=MARKER):
+        store.latest()
+
+
+def test_a_truncated_state_is_named(tmp_path: Path) -> None:
+    folder = save(CheckpointStore(tmp_path / "run"), 3)
+    path = folder / "trainer_state.json"
+    path.write_text(json.dumps({"global_step": 3})[:-3])
+    with pytest.raises(ValueError, match=str(path)):
+        read_state(folder)
