@@ -20,7 +20,7 @@ class VersionLedger:
     __slots__ = ("_oldest_kv", "_starts", "_versions")
 
     def __init__(self, version: int, oldest_kv: int | None = None) -> None:
-        """version: the committed version at admission. oldest_kv: the oldest version whose KV is read; default version."""
+        """version: the committed one at admission. oldest_kv: the oldest version whose KV is read; default version."""
         self._starts = [0]
         self._versions = [version]
         self._oldest_kv = [_checked_kv(version, oldest_kv)]
@@ -36,7 +36,7 @@ class VersionLedger:
         return self._oldest_kv[-1]
 
     def cut(self, num_tokens_made: int, new_version: int, oldest_kv: int | None = None) -> None:
-        """Tokens from `num_tokens_made` on come from `new_version`, attending to KV of `oldest_kv` (default: the new one).
+        """Tokens from `num_tokens_made` on come from `new_version`; `oldest_kv`: the oldest KV they read, default the new.
 
         Raises ValueError when a cut lies before the last one or the version does not grow.
         """

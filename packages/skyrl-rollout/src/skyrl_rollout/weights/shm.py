@@ -1,0 +1,134 @@
+"""Shared memory of one host that carries weights: made by the trainer, mapped read-only by a server, left by nobody."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import secrets
+import stat
+from functools import cache
+from pathlib import Path
+
+SHM_DIR = Path("/dev/shm")
+PREFIX = "skyrl-weights"
+_OWN_NAME = re.compile(rf"{PREFIX}\.(\d+)\.(\d+)\.(\d+)\.[0-9a-f]{{32}}")
+_READER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+def namespace_id() -> str:
+    """ "<boot_id>:<st_dev of /dev/shm>": two processes with equal ids can share memory by name; "" without /dev/shm."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id}:{os.stat(SHM_DIR).st_dev}"
+    except OSError:
+        return ""
+
+
+def free_nbytes() -> int:
+    """Bytes that can still be written under /dev/shm; containers often give 64 MB."""
+    fs = os.statvfs(SHM_DIR)
+    return fs.f_bavail * fs.f_frsize
+
+
+class Segment:
+    """A segment of this process's making: `name` under /dev/shm, `buffer` to write. `close` unlinks it.
+
+    The name tells who owns it (PID namespace, PID, start time of the process), so that `remove_stale` can tell a
+    leftover of a killed trainer from a living one, and ends in 128 random bits.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """Raises MemoryError, saying what is needed, when /dev/shm has not enough room left."""
+        free = free_nbytes()
+        if nbytes > free:
+            raise MemoryError(
+                f"the weights need {nbytes / 1e6:.1f} MB of shared memory and /dev/shm has {free / 1e6:.1f} MB left: "
+                f"enlarge it (docker run --shm-size), or publish with transport='inline'"
+            )
+        self.nbytes = nbytes
+        self.name = f"{PREFIX}.{_pid_namespace()}.{os.getpid()}.{_start_time(os.getpid())}.{secrets.token_hex(16)}"
+        self._owner_pid = os.getpid()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(SHM_DIR / self.name, flags, 0o600)
+        try:
+            # posix_fallocate takes the pages: another process cannot eat the room and turn a write into SIGBUS
+            os.posix_fallocate(fd, 0, max(nbytes, 1))
+            self._map = mmap.mmap(fd, max(nbytes, 1))
+        except BaseException as error:
+            os.unlink(SHM_DIR / self.name)
+            if isinstance(error, OSError):
+                raise MemoryError(f"{nbytes / 1e6:.1f} MB of shared memory cannot be taken: {error.strerror}") from None
+            raise
+        finally:
+            os.close(fd)
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        return self._map
+
+    def close(self) -> None:
+        """Unlinks the name; readers that have it mapped keep their pages. A forked child leaves the name alone."""
+        if os.getpid() == self._owner_pid:
+            (SHM_DIR / self.name).unlink(missing_ok=True)
+        try:
+            self._map.close()
+        except BufferError:  # someone still holds a view; the pages go when it does
+            pass
+
+
+def map_segment(name: str, nbytes: int) -> mmap.mmap:
+    """Maps `nbytes` of another process's segment, read-only.
+
+    Raises ValueError for a name that is a path, a link, no plain file, or a file that is too short; FileNotFoundError
+    when there is none.
+    """
+    if not _READER_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a shared memory segment: letters, digits, '.', '_', '-' only")
+    try:
+        fd = os.open(SHM_DIR / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no shared memory segment {name}: was its trainer restarted?") from None
+    except OSError as error:
+        raise ValueError(f"shared memory segment {name} cannot be opened: {error.strerror}") from None
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise ValueError(f"shared memory segment {name} is not a plain file")
+        if nbytes <= 0 or info.st_size < nbytes:
+            raise ValueError(f"shared memory segment {name} has {info.st_size} bytes, the update names {nbytes}")
+        return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def remove_stale() -> list[str]:
+    """Unlinks segments whose owner (of this PID namespace and user) is dead; returns their names."""
+    removed = []
+    for path in SHM_DIR.glob(f"{PREFIX}.*") if SHM_DIR.is_dir() else ():
+        match = _OWN_NAME.fullmatch(path.name)
+        if match is None or int(match[1]) != _pid_namespace():
+            continue
+        if _start_time(int(match[2])) == int(match[3]):
+            continue
+        try:
+            if path.lstat().st_uid == os.geteuid():
+                path.unlink()
+                removed.append(path.name)
+        except FileNotFoundError:
+            pass  # another trainer removed it at the same moment
+    return removed
+
+
+@cache
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _start_time(pid: int) -> int:
+    """Clock ticks from boot to the start of the process; -1 when it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+    return -1 if fields[0] in ("Z", "X") else int(fields[19])

@@ -1,0 +1,110 @@
+"""Dataclasses to protobuf and back: the values and arrays that both ends of the seam read the same way."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from skyrl_rollout.tokens import Sampling, VersionSpan
+from skyrl_rollout.v1 import control_pb2, generation_pb2, tensor_pb2, weights_pb2
+from skyrl_rollout.weights.manifest import ITEM_BYTES, Manifest, TensorLayout, TensorSpec
+
+TOKEN_DTYPE = np.dtype("<i4")
+LOGPROB_DTYPE = np.dtype("<f4")
+
+SCALAR_TYPES: dict[str, int] = {name: tensor_pb2.ScalarType.Value(f"SCALAR_TYPE_{name.upper()}") for name in ITEM_BYTES}
+DTYPE_NAMES = {number: name for name, number in SCALAR_TYPES.items()}
+
+PAUSE_MODES: dict[str, int] = {
+    "abort": control_pb2.PAUSE_MODE_ABORT,
+    "wait": control_pb2.PAUSE_MODE_WAIT,
+    "keep": control_pb2.PAUSE_MODE_KEEP,
+}
+ADMISSIONS: dict[str, int] = {"queue": control_pb2.ADMISSION_QUEUE, "reject": control_pb2.ADMISSION_REJECT}
+KV_POLICIES: dict[str, int] = {"recompute": control_pb2.KV_POLICY_RECOMPUTE, "retain": control_pb2.KV_POLICY_RETAIN}
+
+_SCALARS = (
+    "max_tokens", "temperature", "top_p", "top_k", "min_p", "min_tokens", "ignore_eos", "seed",
+    "frequency_penalty", "presence_penalty", "repetition_penalty",
+)  # fmt: skip
+
+
+def token_bytes(ids: np.ndarray) -> bytes:
+    """int [n] -> little-endian int32 bytes. Raises ValueError for another shape or an id outside [0, 2**31)."""
+    ids = np.asarray(ids)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise ValueError(f"token ids are a flat list of integers, got shape {list(ids.shape)} of {ids.dtype}")
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) > 0x7FFFFFFF):
+        raise ValueError(f"token ids lie in [0, 2**31), got {int(ids.min())} to {int(ids.max())}")
+    return ids.astype(TOKEN_DTYPE, copy=False).tobytes()
+
+
+def sampling_to_pb(s: Sampling) -> generation_pb2.SamplingParams:
+    """Every value is sent, defaults included, so that both ends cannot differ about one."""
+    pb = generation_pb2.SamplingParams(
+        stop_token_ids=s.stop_token_ids, stop_strings=s.stop_strings, logit_bias=s.logit_bias
+    )
+    for name in _SCALARS:
+        value = getattr(s, name)
+        if value is not None:
+            setattr(pb, name, value)
+    return pb
+
+
+def sampling_from_pb(pb: generation_pb2.SamplingParams) -> Sampling:
+    """An unset field takes the default that the protocol names."""
+    given = {name: getattr(pb, name) for name in _SCALARS if pb.HasField(name)}
+    return Sampling(
+        stop_token_ids=tuple(pb.stop_token_ids),
+        stop_strings=tuple(pb.stop_strings),
+        logit_bias=dict(pb.logit_bias),
+        **given,
+    )
+
+
+def spans_from_pb(spans: object) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(s.start, s.length, s.weight_version, s.oldest_kv_version) for s in spans)
+
+
+def layout_to_pb(layout: TensorLayout) -> control_pb2.TensorLayout:
+    return control_pb2.TensorLayout(name=layout.name, dtype=SCALAR_TYPES[layout.dtype], shape=layout.shape)
+
+
+def layout_from_pb(pb: control_pb2.TensorLayout | weights_pb2.TensorSpec) -> TensorLayout:
+    """Raises ValueError for a dtype that this side does not know."""
+    if pb.dtype not in DTYPE_NAMES:
+        raise ValueError(f"tensor {pb.name}: scalar type {pb.dtype} is not known here")
+    return TensorLayout(pb.name, DTYPE_NAMES[pb.dtype], tuple(pb.shape))
+
+
+def manifest_to_pb(manifest: Manifest) -> weights_pb2.WeightManifest:
+    return weights_pb2.WeightManifest(
+        policy_id=manifest.policy_id,
+        target_version=manifest.target_version,
+        digest=manifest.digest,
+        full=weights_pb2.FullWeights(naming="hf"),
+        tensors=[
+            weights_pb2.TensorSpec(
+                name=t.layout.name,
+                dtype=SCALAR_TYPES[t.layout.dtype],
+                shape=t.layout.shape,
+                shard=t.shard,
+                offset=t.offset,
+                nbytes=t.layout.nbytes,
+                content_digest=t.content_digest,
+            )
+            for t in manifest.tensors
+        ],
+    )
+
+
+def manifest_from_pb(pb: weights_pb2.WeightManifest) -> Manifest:
+    """Raises ValueError when a tensor's `nbytes` is not what its dtype and shape say, or its dtype is unknown."""
+    specs = []
+    for t in pb.tensors:
+        layout = layout_from_pb(t)
+        if layout.nbytes != t.nbytes:
+            raise ValueError(
+                f"tensor {t.name}: {list(t.shape)} of {layout.dtype} are {layout.nbytes} bytes, not {t.nbytes}"
+            )
+        specs.append(TensorSpec(layout, t.shard, t.offset, t.content_digest))
+    return Manifest(pb.target_version, tuple(specs), pb.policy_id)
