@@ -1,0 +1,77 @@
+"""The trained model, its optimizer and its sharding (`trainer.policy.*`), and the reference (`trainer.ref.*`)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from skyrl.train.config.part import ConfigPart, FloatPair, key, section
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class ModelConfig(ConfigPart):
+    """`trainer.policy.model.*`."""
+
+    path: str = key(
+        "Qwen/Qwen2.5-1.5B-Instruct",
+        "Folder of a Hugging Face checkpoint, or its name on the hub.",
+    )
+
+
+class RefModelConfig(ConfigPart):
+    """`trainer.ref.model.*`."""
+
+    path: str | None = key(None, "The reference model; unset means trainer.policy.model.path.")
+
+
+class OptimizerConfig(ConfigPart):
+    """AdamW and its schedule (`trainer.policy.optimizer_config.*`)."""
+
+    lr: float = key(1e-6, "Peak learning rate.", ge=0)
+    adam_betas: FloatPair = Field((0.9, 0.999), description="Decay of the two moments.")
+    weight_decay: float = key(1e-2, "Decoupled weight decay.", ge=0)
+    max_grad_norm: float = key(1.0, "Gradients are clipped to this global norm.", gt=0)
+    offload_after_step: bool = key(
+        True,
+        "Move optimizer state off the accelerator between steps when it is shared.",
+    )
+    num_warmup_steps: int = key(0, "Optimizer steps (mini-batches) of linear warm-up.", ge=0)
+    scheduler: str = key("constant_with_warmup", "Name of a transformers schedule.")
+
+
+class MixedPrecisionConfig(ConfigPart):
+    """`trainer.policy.fsdp_config.mixed_precision.*`."""
+
+    param_dtype: Precision = key("bf16", "Dtype of gathered parameters and of the forward pass.")
+    reduce_dtype: Precision = key("fp32", "Dtype in which gradients are reduced.")
+    buffer_dtype: Precision = key("fp32", "Dtype of buffers.")
+
+
+class FSDPConfig(ConfigPart):
+    """`trainer.policy.fsdp_config.*`."""
+
+    cpu_offload: bool = key(False, "Keep shards in host memory.")
+    reshard_after_forward: bool | int = key(True, "Free gathered parameters after the forward pass.")
+    mixed_precision: MixedPrecisionConfig | None = key(
+        None,
+        "Unset: bf16 parameters with fp32 reduction where trainer.bf16 holds on a GPU, fp32 on CPU.",
+    )
+
+
+class PolicyConfig(ConfigPart):
+    """`trainer.policy.*`."""
+
+    model: ModelConfig = section(ModelConfig)
+    optimizer_config: OptimizerConfig = section(OptimizerConfig)
+    fsdp_config: FSDPConfig = section(FSDPConfig)
+    model_config_kwargs: dict[str, Any] = key({}, "Overrides of the model's own configuration.")
+
+
+class RefConfig(ConfigPart):
+    """`trainer.ref.*`: the frozen model of the KL term."""
+
+    model: RefModelConfig = section(RefModelConfig)
+    fsdp_config: FSDPConfig = section(FSDPConfig)
+    model_config_kwargs: dict[str, Any] = key({}, "Overrides of the model's own configuration.")

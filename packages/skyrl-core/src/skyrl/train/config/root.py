@@ -1,0 +1,76 @@
+"""The whole configuration, and what is derived in it from other keys."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pydantic import model_validator
+
+from skyrl.train.config.data import DataConfig
+from skyrl.train.config.environment import EnvironmentConfig
+from skyrl.train.config.generator import GeneratorConfig
+from skyrl.train.config.part import ConfigPart, section
+from skyrl.train.config.trainer import TrainerConfig
+
+
+class SkyRLTrainConfig(ConfigPart):
+    """The root. Attribute paths are the public keys: `cfg.trainer.policy.optimizer_config.lr`."""
+
+    data: DataConfig = section(DataConfig)
+    environment: EnvironmentConfig = section(EnvironmentConfig)
+    trainer: TrainerConfig = section(TrainerConfig)
+    generator: GeneratorConfig = section(GeneratorConfig)
+
+    @model_validator(mode="after")
+    def _derive(self) -> SkyRLTrainConfig:
+        """Fills what was left unset from the keys that it follows."""
+        object.__setattr__(self, "trainer", _derived_trainer(self.trainer, self.generator))
+        object.__setattr__(self, "generator", _derived_generator(self.generator, self.trainer))
+        return self
+
+
+def _derived_trainer(trainer: TrainerConfig, generator: GeneratorConfig) -> TrainerConfig:
+    """Reference model, temperature and folders; external servers share no device with the trainer."""
+    values: dict[str, Any] = {
+        "resume_mode": trainer.resume_mode or "none",
+        "strategy": "fsdp",
+    }
+    for name, folder in (
+        ("ckpt_path", "ckpts"),
+        ("export_path", "exports"),
+        ("log_path", "logs"),
+    ):
+        path = getattr(trainer, name) or str(trainer.run_folder / folder)
+        values[name] = path if "://" in path else os.path.abspath(os.path.expanduser(path))
+    ref = trainer.ref
+    if ref.model.path is None:
+        values["ref"] = _with(ref, model=_with(ref.model, path=trainer.policy.model.path))
+    if trainer.algorithm.temperature is None:
+        values["algorithm"] = _with(trainer.algorithm, temperature=generator.sampling_params.temperature)
+    placement = trainer.placement
+    if generator.inference_engine.external_server_urls and "colocate_all" not in placement.model_fields_set:
+        values["placement"] = _with(placement, colocate_all=False)
+    return _with(trainer, **values)
+
+
+def _derived_generator(generator: GeneratorConfig, trainer: TrainerConfig) -> GeneratorConfig:
+    """Context length, evaluation length; external servers are not started."""
+    values: dict[str, Any] = {}
+    if generator.max_input_length is None:
+        values["max_input_length"] = trainer.max_prompt_length
+    evaluation = generator.eval_sampling_params
+    if not evaluation.max_generate_length:
+        length = generator.sampling_params.max_generate_length
+        values["eval_sampling_params"] = _with(evaluation, max_generate_length=length)
+    engine = generator.inference_engine
+    if engine.external_server_urls and "run_engines_locally" not in engine.model_fields_set:
+        values["inference_engine"] = _with(engine, run_engines_locally=False)
+    return _with(generator, **values)
+
+
+def _with(part: Any, **values: Any) -> Any:
+    """A copy with derived values, which do not count as set by the user."""
+    copy = part.model_copy(update=values)
+    object.__setattr__(copy, "__pydantic_fields_set__", set(part.model_fields_set))
+    return copy

@@ -1,0 +1,109 @@
+"""The run itself (`trainer.*`): batches, steps, backends, checkpoints, evaluation, trackers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from skyrl.train.config.algorithm import AlgorithmConfig
+from skyrl.train.config.part import ConfigPart, Texts, key, section
+from skyrl.train.config.policy import PolicyConfig, RefConfig
+
+
+class PlacementConfig(ConfigPart):
+    """Which processes run where (`trainer.placement.*`). Without GPUs, "GPUs per node" counts worker processes."""
+
+    colocate_all: bool = key(True, "Trainer and servers share the devices.")
+    colocate_policy_ref: bool = key(True, "Policy and reference share the devices.")
+    policy_num_nodes: int = key(1, "Machines of the policy.", ge=1)
+    policy_num_gpus_per_node: int = key(1, "Policy workers per machine.", ge=1)
+    ref_num_nodes: int = key(1, "Machines of the reference.", ge=1)
+    ref_num_gpus_per_node: int = key(1, "Reference workers per machine.", ge=1)
+
+
+class TrainerConfig(ConfigPart):
+    """`trainer.*`."""
+
+    backend: str = key(
+        "fsdp",
+        "Which trainer backend runs: a name among the installed ones (an addition).",
+    )
+    strategy: Literal["fsdp", "fsdp2"] = key("fsdp", "Sharding of the fsdp backend; fsdp2 is the same thing.")
+    device: Literal["auto", "cpu", "cuda"] = key("auto", "Where the policy trains (an addition).")
+    progress: Literal["auto", "live", "plain", "off"] = key(
+        "auto",
+        "Progress display: live line on a terminal, plain lines elsewhere (an addition).",
+    )
+    seed: int = key(42, "Data order, sampling and initialisation derive from it.", ge=0)
+
+    placement: PlacementConfig = section(PlacementConfig)
+    policy: PolicyConfig = section(PolicyConfig)
+    ref: RefConfig = section(RefConfig)
+    algorithm: AlgorithmConfig = section(AlgorithmConfig)
+
+    epochs: int = key(1, "Passes over the training prompts.", ge=1)
+    max_training_steps: int | None = key(None, "Stop after this many steps.", gt=0)
+    train_batch_size: int = key(1024, "Prompts per step.", ge=1)
+    policy_mini_batch_size: int = key(256, "Prompts per optimizer step.", ge=1)
+    update_epochs_per_batch: int = key(1, "Passes over each batch.", ge=1)
+    micro_train_batch_size_per_gpu: int = key(1, "Sequences per backward pass of one worker.", ge=1)
+    micro_forward_batch_size_per_gpu: int = key(1, "Sequences per forward-only pass of one worker.", ge=1)
+    update_ref_every_epoch: bool = key(False, "Copy the policy into the reference after each epoch.")
+
+    max_prompt_length: int = key(512, "Prompts with more tokens are left out.", ge=1)
+    flash_attn: bool = key(True, "flash-attn kernels on a GPU; torch's own attention on CPU.")
+    bf16: bool = key(True, "Compute in bfloat16 on a GPU; on CPU the trainer computes in float32.")
+    gradient_checkpointing: bool = key(True, "Recompute activations in the backward pass.")
+    gradient_checkpointing_use_reentrant: bool = key(False, "Variant of gradient checkpointing.")
+    disable_fast_tokenizer: bool = key(False, "Use the slow tokenizer.")
+
+    eval_batch_size: int = key(1024, "Evaluation prompts at a time.", ge=1)
+    eval_before_train: bool = key(True, "Evaluate before the first step.")
+    eval_interval: int = key(5, "Steps between evaluations; 0 or less: never.")
+    dump_eval_results: bool = key(True, "Write evaluation rollouts into the export folder.")
+    dump_data_batch: bool = key(False, "Write every training batch into the export folder.")
+
+    resume_mode: Literal["none", "latest", "from_path"] | None = key(
+        "none",
+        "none, latest (in ckpt_path) or from_path (resume_path).",
+        theirs="latest",
+        reason="with a shared folder of checkpoints, unrelated runs continued each other",
+    )
+    resume_path: str | None = key(None, "A global_step_N folder, for resume_mode=from_path.")
+    ckpt_path: str | None = key(
+        None,
+        "Folder of checkpoints; unset means ./runs/<project_name>/<run_name>/ckpts.",
+        theirs="~/ckpts/",
+        reason="each run has a folder of its own",
+    )
+    ckpt_interval: int = key(10, "Steps between checkpoints; 0 or less: only the last.")
+    max_ckpts_to_keep: int = key(-1, "Older checkpoints are deleted; -1 keeps all.", ge=-1)
+    export_path: str | None = key(
+        None,
+        "Folder of Hugging Face exports and dumps; unset means ./runs/<project_name>/<run_name>/exports.",
+        theirs="~/exports/",
+        reason="each run has a folder of its own",
+    )
+    hf_save_interval: int = key(-1, "Steps between Hugging Face exports; 0 or less: only the last, if any.")
+    log_path: str | None = key(
+        None,
+        "Folder of server and worker logs; unset means ./runs/<project_name>/<run_name>/logs.",
+        theirs="/tmp/skyrl-logs",
+        reason="each run has a folder of its own",
+    )
+
+    project_name: str = key("skyrl", "Groups runs.")
+    run_name: str = key("test_run", "Names this run.")
+    logger: Texts = key(
+        ("console", "tensorboard"),
+        "Trackers, one or several.",
+        theirs="wandb",
+        reason="the default run needs no account",
+    )
+    tags: Texts | None = key(None, "Tags for trackers that have them.")
+    print_example_interval: int = key(1, "Steps between printed examples; 0 or less: never.")
+
+    @property
+    def run_folder(self) -> Path:
+        """./runs/<project_name>/<run_name>, absolute: where everything goes that has no folder of its own."""
+        return (Path("runs") / self.project_name / self.run_name).absolute()
