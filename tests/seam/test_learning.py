@@ -1,0 +1,42 @@
+"""Reward climbs on real parts: vLLM serves, the trainer learns, weights go back over gRPC."""
+
+from pathlib import Path
+
+import pytest
+from training_run import TrainingRun, mean
+
+CONVERGENCE = (
+    "trainer.train_batch_size=4",
+    "trainer.policy_mini_batch_size=4",
+    "generator.n_samples_per_prompt=4",
+    "trainer.max_training_steps=9",
+)
+
+
+def default_run(folder: Path, backend: str, seed: int) -> TrainingRun:
+    return TrainingRun(folder, f"trainer.backend={backend}", f"trainer.seed={seed}").run()
+
+
+def assert_it_learned(run: TrainingRun) -> None:
+    rewards = run.rewards()
+    assert len(rewards) == 100
+    first, last = mean(rewards[:10]), mean(rewards[-10:])
+    assert last >= 0.90 and last >= first + 0.35, f"first ten {first:.3f}, last ten {last:.3f}"
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("backend", ["arctic_rl", "fsdp"])
+def test_the_default_run_learns(tmp_path: Path, backend: str) -> None:
+    run = default_run(tmp_path, backend, 1)
+    assert_it_learned(run)
+    gaps = [row["policy/rollout_train_logprobs_abs_diff_mean"] for row in run.steps().values()]
+    assert max(gaps) <= 1e-6, f"largest mean |trainer - rollout| logprob of a step: {max(gaps):.2e}"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("backend", ["arctic_rl", "fsdp"])
+def test_the_default_run_learns_on_every_seed(tmp_path: Path, backend: str, seed: int) -> None:
+    assert_it_learned(default_run(tmp_path, backend, seed))
