@@ -36,7 +36,7 @@ class VersionLedger:
         return self._oldest_kv[-1]
 
     def cut(self, num_tokens_made: int, new_version: int, oldest_kv: int | None = None) -> None:
-        """Tokens from `num_tokens_made` on come from `new_version`; `oldest_kv`: the oldest KV they read, default the new.
+        """Tokens from `num_tokens_made` on come from `new_version`; `oldest_kv`: the oldest KV they read.
 
         Raises ValueError when a cut lies before the last one or the version does not grow.
         """

@@ -1,0 +1,91 @@
+"""How one unary call is made: a deadline, retries while the canonical code allows them, and an error that names the wait."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from skyrl_rollout.errors import DeadlineExceeded, RolloutError, ServerUnreachable, from_rpc_error
+
+
+@dataclass
+class Backoff:
+    """Waits that double from `first_s` to `most_s`, each shortened at random by up to a half, so that the callers of a
+    server that comes back do not arrive together."""
+
+    first_s: float = 0.05
+    most_s: float = 2.0
+    attempts: int = 0
+
+    def next_s(self, retry_after_s: float | None = None) -> float:
+        """The next wait; the server's own wish (RetryInfo) is a lower bound."""
+        wait = min(self.most_s, self.first_s * 2 ** min(self.attempts, 16)) * random.uniform(0.5, 1.0)
+        self.attempts += 1
+        return max(wait, retry_after_s or 0.0)
+
+    def reset(self) -> None:
+        self.attempts = 0
+
+
+def is_retried(error: RolloutError) -> bool:
+    """UNAVAILABLE, and RESOURCE_EXHAUSTED where the server said when to come back: without that it means a message that
+    is too large or an update that has no room, and waiting cures neither."""
+    if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return error.retry_after_s is not None
+    return error.code is grpc.StatusCode.UNAVAILABLE
+
+
+class Caller:
+    """Unary calls to one server: `await caller(stub.Pause, request, what="Pause", timeout_s=10)`."""
+
+    def __init__(self, url: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self.url = url
+        self.metadata = metadata
+
+    async def __call__(self, method: Callable[..., Any], request: object, *, what: str, timeout_s: float) -> Any:
+        """Every request of the protocol is safe to send again (op ids, update ids), so a broken connection is retried
+        until the deadline. Raises the typed error of the server, DeadlineExceeded or ServerUnreachable."""
+        loop = asyncio.get_running_loop()
+        deadline, backoff = loop.time() + timeout_s, Backoff()
+        last: RolloutError | None = None
+        while (left := deadline - loop.time()) > 0:
+            try:
+                return await method(request, timeout=left, metadata=self.metadata)
+            except grpc.aio.AioRpcError as raised:
+                error = from_rpc_error(raised, endpoint=self.url)
+            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                break
+            if not is_retried(error):
+                raise error
+            last, wait = error, backoff.next_s(error.retry_after_s)
+            if loop.time() + wait >= deadline:
+                break
+            await asyncio.sleep(wait)
+        raise self._no_answer(what, timeout_s, last)
+
+    def _no_answer(self, what: str, timeout_s: float, last: RolloutError | None) -> RolloutError:
+        if last is None:
+            return DeadlineExceeded(f"no answer to {what} within {timeout_s:g} s from {self.url}")
+        if isinstance(last, ServerUnreachable):
+            return unreachable(self.url, what, timeout_s, last)
+        return type(last)(
+            f"{self.url} refused {what} for {timeout_s:g} s: {last.message}",
+            code=last.code,
+            reason=last.reason,
+            details=last.details,
+            retry_after_s=last.retry_after_s,
+        )
+
+
+def unreachable(url: str, what: str, waited_s: float, last: RolloutError | None) -> ServerUnreachable:
+    """The error for a server that did not answer at all."""
+    cause = f" ({last.message.removeprefix(url + ': ')})" if last is not None else ""
+    return ServerUnreachable(
+        f"no rollout server answers at {url}: tried {what} for {waited_s:g} s{cause}; start one there or correct the url"
+    )
