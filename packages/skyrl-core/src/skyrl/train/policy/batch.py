@@ -15,14 +15,15 @@ from skyrl.train.generator.trajectory import Trajectory
 
 RESPONSE_FIELDS = (
     "loss_mask_T", "rewards_T", "rollout_logprobs_T", "weight_versions_T", "old_logprobs_T", "ref_logprobs_T",
-    "values_T", "advantages_T", "returns_T",
+    "values_T", "advantages_T", "returns_T", "loss_weights_T", "kl_weights_T",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TrajectoryBatch:
     """token_ids_N int64; seq_lens_S and prompt_lens_S int64, sequence s has seq_len - prompt_len response tokens;
-    group_ids_S int64, equal for the samples of one prompt. Response tensors are float32 (weight_versions_T int64)."""
+    group_ids_S int64, equal for the samples of one prompt. Response tensors are float32 (weight_versions_T int64);
+    loss_weights_T and kl_weights_T float64, each token's share of the whole mini-batch's mean."""
 
     token_ids_N: torch.Tensor
     seq_lens_S: torch.Tensor
@@ -37,6 +38,8 @@ class TrajectoryBatch:
     values_T: torch.Tensor | None = None
     advantages_T: torch.Tensor | None = None
     returns_T: torch.Tensor | None = None
+    loss_weights_T: torch.Tensor | None = None
+    kl_weights_T: torch.Tensor | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -49,7 +52,9 @@ class TrajectoryBatch:
     @property
     def segment_ids_T(self) -> torch.Tensor:
         """The sequence that each response token belongs to, 0..S-1."""
-        return torch.repeat_interleave(torch.arange(self.num_sequences), self.response_lens_S)
+        return torch.repeat_interleave(
+            torch.arange(self.num_sequences, device=self.seq_lens_S.device), self.response_lens_S
+        )
 
     @property
     def group_ids_T(self) -> torch.Tensor:
@@ -59,10 +64,19 @@ class TrajectoryBatch:
     def positions_T(self) -> torch.Tensor:
         """Index of each response token within its response, from 0."""
         starts = torch.cumsum(self.response_lens_S, 0) - self.response_lens_S
-        return torch.arange(self.loss_mask_T.numel()) - torch.repeat_interleave(starts, self.response_lens_S)
+        return torch.arange(self.loss_mask_T.numel(), device=starts.device) - torch.repeat_interleave(starts, self.response_lens_S)
 
     def with_tensors(self, **response_tensors: torch.Tensor) -> TrajectoryBatch:
         return replace(self, **response_tensors)
+
+    def to(self, device: torch.device | str) -> TrajectoryBatch:
+        """The same batch with every tensor on `device`."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: v.to(device) for name, v in values.items() if v is not None})
+
+    def response_index(self, sequences: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """Where the response tokens of these sequences lie in a [T] tensor, in this order."""
+        return _ranges(self.response_lens_S, torch.as_tensor(sequences, dtype=torch.int64))
 
     def select(self, sequences: Sequence[int] | torch.Tensor) -> TrajectoryBatch:
         """The sub-batch of these sequences, in this order."""

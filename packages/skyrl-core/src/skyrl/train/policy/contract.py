@@ -54,7 +54,8 @@ class PolicyBackend(Protocol):
     def token_logprobs(
         self, micro: TrajectoryBatch, *, temperature: float, with_entropy: bool, grad: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(logprobs_T, entropy_T or None): log_softmax(logits / temperature) of each response token, float32."""
+        """(logprobs_T, entropy_T or None): log_softmax(logits / temperature) of each response token, float32 (float64 for
+        a float64 model), on the place's device, as `micro` is. Both carry a gradient iff `grad`."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -69,6 +70,11 @@ class PolicyBackend(Protocol):
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Full CPU tensors under Hugging Face checkpoint names, tied tensors once, in one fixed order. Collective: every
         rank iterates; ranks other than 0 may yield empty tensors."""
+        ...
+
+    def export_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full CPU gradients accumulated since the last step, under the names and in the order of `export_weights`;
+        collective. For checks, not for training."""
         ...
 
     def save(self, folder: Path) -> None:

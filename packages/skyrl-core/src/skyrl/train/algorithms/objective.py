@@ -1,0 +1,75 @@
+"""The whole loss of one micro-batch: policy loss + KL to the reference - entropy, each over global normalisers.
+
+Every part is a sum over tokens of (value x weight), and the weights come from the whole mini-batch; the sums of all
+micro-batches on all ranks are the mini-batch's loss and metrics.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from skyrl.train.algorithms.kl import token_kl
+from skyrl.train.algorithms.policy_losses import POLICY_LOSSES, LossInputs
+from skyrl.train.policy.batch import TrajectoryBatch
+
+
+def micro_loss(
+    micro: TrajectoryBatch,
+    logprobs_T: torch.Tensor,
+    entropy_T: torch.Tensor | None,
+    algorithm: Any,
+    *,
+    num_tokens: float,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(loss with gradient, this micro-batch's share of each metric by its public name).
+
+    `micro` carries `loss_weights_T` and `kl_weights_T`; `num_tokens` counts the trained tokens of the whole mini-batch.
+    """
+    dtype = logprobs_T.dtype
+    inputs = _loss_inputs(micro, logprobs_T)
+    token_loss = POLICY_LOSSES.pick(algorithm.policy_loss_type)(inputs, algorithm)
+    policy_loss = (token_loss.loss_T * micro.loss_weights_T.to(dtype)).sum()
+    mean_weights_T = (micro.loss_mask_T.double() / max(num_tokens, 1.0)).to(dtype)
+    loss, shares = policy_loss, {"policy_loss": policy_loss}
+    if algorithm.use_kl_loss:
+        kl = _kl(micro, logprobs_T, algorithm)
+        loss = loss + algorithm.kl_loss_coef * kl
+        shares["policy_kl"] = kl
+    if entropy_T is not None:
+        entropy = (entropy_T * mean_weights_T).sum()
+        loss = loss - algorithm.entropy_loss_coef * entropy if algorithm.use_entropy_loss else loss
+        shares["policy_entropy"] = entropy
+    for name, values_T in token_loss.metrics_T.items():
+        shares[f"loss_metrics/{name}"] = (values_T.to(dtype) * mean_weights_T).sum()
+    shares["final_loss"] = loss
+    return loss, {f"policy/{name}": share.detach() for name, share in shares.items()}
+
+
+def _kl(micro: TrajectoryBatch, logprobs_T: torch.Tensor, algorithm: Any) -> torch.Tensor:
+    """Mean over sequences of each one's mean KL over trained tokens, whatever `loss_reduction` is."""
+    if micro.ref_logprobs_T is None:
+        raise ValueError("trainer.algorithm.use_kl_loss needs the reference's logprobs (ref_logprobs_T) in the batch")
+    kl_T = token_kl(
+        logprobs_T,
+        micro.ref_logprobs_T.to(logprobs_T.dtype),
+        micro.loss_mask_T,
+        estimator=algorithm.kl_estimator_type,
+    )
+    return (kl_T * micro.kl_weights_T.to(logprobs_T.dtype)).sum()
+
+
+def _loss_inputs(micro: TrajectoryBatch, logprobs_T: torch.Tensor) -> LossInputs:
+    assert micro.old_logprobs_T is not None and micro.advantages_T is not None, "score and estimate before an update"
+    dtype = logprobs_T.dtype
+    return LossInputs(
+        logprobs_T=logprobs_T,
+        old_logprobs_T=micro.old_logprobs_T.to(dtype),
+        advantages_T=micro.advantages_T.to(dtype),
+        loss_mask_T=micro.loss_mask_T,
+        segment_ids_T=micro.segment_ids_T,
+        group_ids_T=micro.group_ids_T,
+        positions_T=micro.positions_T,
+        rollout_logprobs_T=micro.rollout_logprobs_T.to(dtype),
+    )

@@ -1,0 +1,57 @@
+"""How a name in the config becomes a function: one table per kind, which users extend and errors list."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TABLES: dict[str, Table[Any]] = {}
+
+
+class Table(Mapping[str, F], Generic[F]):
+    """Functions by name. `key` is the config key that holds the name; it stands in every error."""
+
+    def __init__(self, key: str, builtin: Mapping[str, F]) -> None:
+        self.key = key
+        self._functions: dict[str, F] = dict(builtin)
+        self._added: dict[str, F] = {}
+        _TABLES[key] = self
+
+    def __getitem__(self, name: str) -> F:
+        return self._functions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def pick(self, name: str) -> F:
+        """The function called `name`. ValueError lists the known names and the nearest one."""
+        if name in self._functions:
+            return self._functions[name]
+        near = difflib.get_close_matches(str(name), self._functions, n=1, cutoff=0.4)
+        hint = f", nearest: {near[0]}" if near else ""
+        raise ValueError(f"{self.key}={name!r} is unknown (known: {', '.join(sorted(self._functions))}{hint})")
+
+    def register(self, name: str, function: F) -> F:
+        """Adds a user's function before the workers start, who then get it too. ValueError for a name that is taken."""
+        if self._functions.get(name, function) is not function:
+            raise ValueError(f"{self.key}={name!r} is already taken: register the function under another name")
+        self._functions[name] = self._added[name] = function
+        return function
+
+
+def added_functions() -> dict[str, dict[str, Callable[..., Any]]]:
+    """What users registered in this process, by config key: what a worker process must be given."""
+    return {key: dict(table._added) for key, table in _TABLES.items() if table._added}
+
+
+def install(added: Mapping[str, Mapping[str, Callable[..., Any]]]) -> None:
+    """Registers in a worker process what `added_functions` returned in the driver."""
+    for key, functions in added.items():
+        for name, function in functions.items():
+            _TABLES[key]._functions[name] = function

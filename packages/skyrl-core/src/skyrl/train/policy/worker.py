@@ -1,0 +1,172 @@
+"""What every rank does with its share of a batch: logprobs, the loss over micro-batches, one step, its part of the files.
+
+The backend knows the model and the optimizer; losses, micro-batches and metrics live here, once for all backends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skyrl.train.algorithms.objective import micro_loss
+from skyrl.train.policy.batch import TrajectoryBatch
+from skyrl.train.policy.contract import LossSpec, Normalisers, PolicyBackend, Role, WorkerPlace
+from skyrl.train.policy.publishing import Publisher, tensor_layouts
+from skyrl.train.policy.sharding import MicroLimits, micro_batches
+from skyrl_rollout.weights.manifest import TensorLayout
+
+
+class PolicyWorker:
+    """One rank. Every rank must be called with the same methods in the same order; `num_micro` is equal on all."""
+
+    def __init__(self, cfg: Any, factory: str, place: WorkerPlace, role: Role, *, total_steps: int) -> None:
+        self.place = place
+        self._train_limits, self._forward_limits = train_limits(cfg), forward_limits(cfg)
+        self.backend: PolicyBackend = load_factory(factory)(cfg, place, role, total_steps=total_steps)
+        self._publisher: Publisher | None = None
+
+    def logprobs(self, shard: TrajectoryBatch | None, temperature: float, num_micro: int) -> torch.Tensor:
+        """CPU [T of the shard]: log_softmax(logits / temperature) of each response token, in the shard's order."""
+        parts, order = [], []
+        for index, micro in self._micros(shard, self._forward_limits, num_micro):
+            logprobs_T, _ = self.backend.token_logprobs(micro, temperature=temperature, with_entropy=False, grad=False)
+            if index is not None:
+                parts.append(logprobs_T.detach().cpu())
+                order.append(shard.response_index(index))
+        if not parts:
+            return torch.zeros(0)
+        out = torch.empty(shard.loss_mask_T.numel(), dtype=parts[0].dtype)
+        out[torch.cat(order)] = torch.cat(parts)
+        return out
+
+    def update(
+        self, shard: TrajectoryBatch | None, spec: LossSpec, normalisers: Normalisers, num_micro: int
+    ) -> dict[str, float]:
+        """Gradients over all micro-batches, then one step. This rank's share of the mini-batch's metrics (they add up
+        over ranks), plus policy/grad_norm and policy/policy_lr, which are equal on all. A non-finite gradient skips the
+        step and counts in policy/num_skipped_updates."""
+        shares = self.forward_backward(shard, spec, normalisers, num_micro)
+        grad_norm, learning_rate = self.backend.step()
+        same_on_all = {
+            "policy/grad_norm": grad_norm,
+            "policy/policy_lr": learning_rate,
+            "policy/num_skipped_updates": float(not math.isfinite(grad_norm)),
+        }
+        return shares | {name: value / normalisers.world_size for name, value in same_on_all.items()}
+
+    def forward_backward(
+        self, shard: TrajectoryBatch | None, spec: LossSpec, normalisers: Normalisers, num_micro: int
+    ) -> dict[str, float]:
+        """Accumulates the gradient of the mini-batch's loss and returns this rank's share of each metric."""
+        totals: dict[str, torch.Tensor] = {}
+        for index, micro in self._micros(shard, self._train_limits, num_micro):
+            logprobs_T, entropy_T = self.backend.token_logprobs(
+                micro, temperature=spec.temperature, with_entropy=True, grad=True
+            )
+            if index is None:
+                # the collectives of the other ranks wait for this backward
+                self.backend.backward(logprobs_T.sum() * 0.0)
+                continue
+            if entropy_T is not None and not spec.algorithm.use_entropy_loss:
+                entropy_T = entropy_T.detach()
+            loss, shares = micro_loss(
+                micro, logprobs_T, entropy_T, spec.algorithm, num_tokens=normalisers.num_tokens
+            )
+            self.backend.backward(loss * normalisers.world_size)
+            for name, share in shares.items():
+                totals[name] = totals.get(name, 0.0) + share.double()
+        tokens = 0 if shard is None else shard.loss_mask_T.numel()
+        lengths = {"policy/response_length": tokens / max(normalisers.num_sequences, 1)}
+        return lengths | {name: float(total) for name, total in totals.items()}
+
+    def gradients(
+        self, shard: TrajectoryBatch | None, spec: LossSpec, normalisers: Normalisers, num_micro: int
+    ) -> dict[str, torch.Tensor]:
+        """The full gradient of the mini-batch's loss, without a step; for checks."""
+        self.forward_backward(shard, spec, normalisers, num_micro)
+        return dict(self.backend.export_gradients())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All full weights on the CPU (rank 0; the others take part and may return empty tensors)."""
+        return dict(self.backend.export_weights())
+
+    def layout(self) -> tuple[TensorLayout, ...]:
+        return tensor_layouts(self.backend.export_weights())
+
+    def publish(self, layout: Sequence[TensorLayout], targets: Sequence[Any] | None, options: dict[str, Any]) -> Any:
+        """Rank 0 streams its weights to the servers; the others only take part in gathering them."""
+        tensors = self.backend.export_weights()
+        try:
+            if targets is None:
+                return None
+            self._publisher = self._publisher or Publisher()
+            return self._publisher.publish(layout, tensors, targets, **options)
+        finally:
+            # a publish that fails half-way must not leave the other ranks in a collective
+            for _ in tensors:
+                pass
+
+    def save(self, folder: Path) -> None:
+        self.backend.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self.backend.load(folder)
+
+    def save_hf(self, folder: Path) -> None:
+        self.backend.save_hf(folder)
+
+    def offload(self) -> None:
+        self.backend.offload()
+
+    def onload(self) -> None:
+        self.backend.onload()
+
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+        self.backend.close()
+
+    def _micros(
+        self, shard: TrajectoryBatch | None, limits: MicroLimits, num_micro: int
+    ) -> Iterator[tuple[list[int] | None, TrajectoryBatch]]:
+        """`num_micro` micro-batches on the device; where this rank has no work left, (None, one token of nothing)."""
+        cuts = [] if shard is None else micro_batches(shard.seq_lens_S, limits)
+        assert len(cuts) <= num_micro, f"rank {self.place.rank} has {len(cuts)} micro-batches, was told {num_micro}"
+        for index in cuts:
+            yield index, shard.select(index).to(self.place.device)
+        for _ in range(num_micro - len(cuts)):
+            yield None, nothing().to(self.place.device)
+
+
+def nothing() -> TrajectoryBatch:
+    """One prompt token and one response token that is not trained on."""
+    one, zero = torch.ones(1, dtype=torch.int64), torch.zeros(1)
+    return TrajectoryBatch(
+        token_ids_N=torch.zeros(2, dtype=torch.int64),
+        seq_lens_S=one * 2,
+        prompt_lens_S=one,
+        group_ids_S=one * 0,
+        loss_mask_T=zero,
+        rewards_T=zero,
+        rollout_logprobs_T=zero,
+        weight_versions_T=-one,
+    )
+
+
+def train_limits(cfg: Any) -> MicroLimits:
+    return MicroLimits(cfg.trainer.micro_train_batch_size_per_gpu, cfg.trainer.max_tokens_per_microbatch)
+
+
+def forward_limits(cfg: Any) -> MicroLimits:
+    return MicroLimits(cfg.trainer.micro_forward_batch_size_per_gpu, cfg.trainer.max_tokens_per_microbatch)
+
+
+def load_factory(target: str) -> Any:
+    """The object that "module:attribute" names."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
