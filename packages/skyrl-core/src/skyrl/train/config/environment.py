@@ -44,4 +44,5 @@ class EnvironmentConfig(ConfigPart):
         (),
         "Modules to import first, each registering environments (an addition of this project).",
     )
+    step_timeout_s: float = key(300.0, "Seconds that an environment may take for one call (an addition).", gt=0)
     skyrl_gym: SkyRLGymConfig = section(SkyRLGymConfig)

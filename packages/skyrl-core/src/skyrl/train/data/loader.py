@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ from skyrl.train.seeds import derive
 
 
 class PromptLoader:
-    """Batches of `batch_size` prompts. Iterating yields what is left of the current epoch; the rest that does not fill
-    a batch is dropped. `epoch` and `position` are those of the next batch.
+    """Batches of `batch_size` prompts, epoch after epoch; what does not fill a batch at the end of one is dropped.
+
+    `epoch` (from 0) is that of the last batch handed out, `position` the number handed out of that epoch.
 
     It runs in this process: rows are in memory already. Raises ValueError where the data set has fewer prompts than
     one batch needs.
@@ -33,27 +33,31 @@ class PromptLoader:
         self.shuffle = shuffle
         self.epoch = 0
         self.position = 0
+        self._cached_order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
         """Batches in one epoch."""
         return len(self.dataset) // self.batch_size
 
-    def __iter__(self) -> Iterator[list[PromptTask]]:
-        order = self._order(self.epoch)
-        for batch in range(self.position, len(self)):
-            # Moved on before the batch is handed out: a state taken while it is trained on resumes after it.
-            self.position += 1
-            if self.position == len(self):
-                self.epoch, self.position = self.epoch + 1, 0
-            yield [self.dataset[i] for i in order[batch * self.batch_size : (batch + 1) * self.batch_size]]
+    def next_batch(self) -> list[PromptTask]:
+        """The next `batch_size` prompts; a new epoch, in a new order, begins where the last one is used up."""
+        if self.position == len(self):
+            self.epoch, self.position = self.epoch + 1, 0
+        start = self.position * self.batch_size
+        self.position += 1
+        return [self.dataset[int(i)] for i in self._order(self.epoch)[start : start + self.batch_size]]
 
     def _order(self, epoch: int) -> np.ndarray:
-        if not self.shuffle:
-            return np.arange(len(self.dataset))
-        return np.random.Generator(np.random.PCG64(derive(self.seed, "epoch", epoch))).permutation(len(self.dataset))
+        """Row positions int64 [num_prompts] of one epoch."""
+        if self._cached_order[0] != epoch:
+            order = np.arange(len(self.dataset))
+            if self.shuffle:
+                np.random.Generator(np.random.PCG64(derive(self.seed, "epoch", epoch))).shuffle(order)
+            self._cached_order = (epoch, order)
+        return self._cached_order[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch starts, and what must be equal for that to mean the same prompts."""
+        """How far the data is used up, and what must be equal for that to mean the same prompts."""
         return {"epoch": self.epoch, "position": self.position, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -4,32 +4,20 @@ is refused by name. Hub names are not resolved: data is local."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from skyrl.train import environments
+from skyrl.train.generator.chat import ChatFormat, Tokenizer
 from skyrl.train.generator.trajectory import PromptTask
 
 PROMPT_COLUMN = "prompt"
 ENV_COLUMN = "env_class"
-
-
-class ChatTokenizer(Protocol):
-    """What is needed of a `transformers` tokenizer here."""
-
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
-
-
-def prompt_ids(tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, str]], **template_kwargs: Any) -> list[int]:
-    """The token ids that the policy continues: the chat template with its generation prompt, applied once."""
-    ids = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, tokenize=True, return_dict=False, **template_kwargs
-    )
-    return [int(i) for i in ids]
 
 
 class PromptDataset:
@@ -45,17 +33,16 @@ class PromptDataset:
     def __init__(
         self,
         files: Sequence[str | Path] | str | Path,
-        tokenizer: ChatTokenizer,
+        chat: ChatFormat,
         *,
         max_prompt_length: int,
         default_env_class: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         key: str = "data.train_data",
     ) -> None:
         self.key = key
         self.max_prompt_length = max_prompt_length
         self.num_dropped = 0
-        self.tasks: list[PromptTask] = []
+        self._tasks: list[PromptTask] = []
         paths = [files] if isinstance(files, str | Path) else list(files)
         if not paths:
             raise ValueError(f"{key} names no file: give at least one .parquet, .json or .jsonl file")
@@ -65,32 +52,52 @@ class PromptDataset:
             rows = read_rows(path, key=key)
             for index, row in enumerate(rows):
                 task = _task(row, uid=str(first + index), where=f"{path}, row {index}", default_env=default_env_class)
-                if len(prompt_ids(tokenizer, task.messages, **(chat_template_kwargs or {}))) > max_prompt_length:
+                if len(chat.prompt_ids(task.messages)) > max_prompt_length:
                     self.num_dropped += 1
                     continue
-                self.tasks.append(task)
-                digest.update(f"{task.uid}\0{task.env_class}\0{json.dumps(task.messages)}\0".encode())
+                self._tasks.append(task)
+                digest.update(
+                    json.dumps([task.uid, task.env_class, task.messages, task.env_extras], default=str).encode()
+                )
             first += len(rows)
         self.digest = digest.hexdigest()
-        if not self.tasks:
+        if not self._tasks:
             raise ValueError(
                 f"{key}: all {first} prompts are longer than trainer.max_prompt_length={max_prompt_length} tokens, "
                 "so none is left: raise that limit"
             )
 
+    @staticmethod
+    def from_config(cfg: Any, tokenizer: Tokenizer, split: Literal["train", "val"]) -> PromptDataset:
+        """`data.train_data` or `data.val_data`, with every environment that they name known before any rollout."""
+        dataset = PromptDataset(
+            getattr(cfg.data, f"{split}_data"),
+            ChatFormat.from_config(cfg.generator, tokenizer),
+            max_prompt_length=cfg.trainer.max_prompt_length,
+            default_env_class=cfg.environment.env_class,
+            key=f"data.{split}_data",
+        )
+        environments.import_plugins(cfg.environment.plugins)
+        environments.require(dataset.env_classes)
+        return dataset
+
     def __len__(self) -> int:
-        return len(self.tasks)
+        return len(self._tasks)
 
     def __getitem__(self, index: int) -> PromptTask:
-        return self.tasks[index]
+        return self._tasks[index]
 
     def __iter__(self) -> Iterator[PromptTask]:
-        return iter(self.tasks)
+        return iter(self._tasks)
+
+    def tasks(self) -> list[PromptTask]:
+        """All prompts, in file order."""
+        return list(self._tasks)
 
     @property
     def env_classes(self) -> frozenset[str]:
         """Every environment that some row needs."""
-        return frozenset(task.env_class for task in self.tasks)
+        return frozenset(task.env_class for task in self._tasks)
 
 
 def read_rows(path: Path, *, key: str) -> list[dict[str, Any]]:
@@ -146,7 +153,7 @@ def _read_json_lines(path: Path, key: str) -> list[dict[str, Any]]:
 
 def _task(row: Any, *, uid: str, where: str, default_env: str | None) -> PromptTask:
     if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected an object with column {PROMPT_COLUMN!r}, got {type(row).__name__}")
+        raise ValueError(f"{where}: expected an object with column {PROMPT_COLUMN!r}, got {type(row).__name__}")  # noqa: TRY004
     if PROMPT_COLUMN not in row:
         raise ValueError(f"{where}: no column {PROMPT_COLUMN!r}; the row has {', '.join(row) or 'nothing'}")
     env_class = row.get(ENV_COLUMN) or default_env

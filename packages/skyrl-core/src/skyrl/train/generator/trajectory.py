@@ -47,8 +47,10 @@ class Trajectory:
     num_turns: int = 1
     env_class: str = ""
     data_source: str = ""
-    env_metrics: dict[str, float] = field(default_factory=dict)
+    env_metrics: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, str]] = field(default_factory=list)  # the conversation as text, for dumps only
+    turn_num_tokens: tuple[int, ...] = ()  # sampled tokens of each turn
+    seconds: dict[str, float] = field(default_factory=dict)  # "completion", and of that "llm" and "env"
 
     @property
     def total_reward(self) -> float:
