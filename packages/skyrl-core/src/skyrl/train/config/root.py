@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from omegaconf import OmegaConf
 from pydantic import model_validator
 
 from skyrl.train.config.data import DataConfig
@@ -28,6 +29,10 @@ class SkyRLTrainConfig(ConfigPart):
         object.__setattr__(self, "trainer", _derived_trainer(self.trainer, self.generator))
         object.__setattr__(self, "generator", _derived_generator(self.generator, self.trainer))
         return self
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as YAML: itself a valid `@file`."""
+        return OmegaConf.to_yaml(OmegaConf.create(_escaped(self.model_dump(mode="json"))))
 
 
 def _derived_trainer(trainer: TrainerConfig, generator: GeneratorConfig) -> TrainerConfig:
@@ -67,6 +72,15 @@ def _derived_generator(generator: GeneratorConfig, trainer: TrainerConfig) -> Ge
     if engine.external_server_urls and "run_engines_locally" not in engine.model_fields_set:
         values["inference_engine"] = _with(engine, run_engines_locally=False)
     return _with(generator, **values)
+
+
+def _escaped(value: Any) -> Any:
+    """Texts with a literal `${` keep it when the file is read again."""
+    if isinstance(value, dict):
+        return {name: _escaped(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
 def _with(part: Any, **values: Any) -> Any:

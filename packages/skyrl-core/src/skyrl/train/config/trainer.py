@@ -28,12 +28,9 @@ class TrainerConfig(ConfigPart):
         "fsdp",
         "Which trainer backend runs: a name among the installed ones (an addition).",
     )
-    strategy: Literal["fsdp", "fsdp2"] = key("fsdp", "Sharding of the fsdp backend; fsdp2 is the same thing.")
+    strategy: Literal["fsdp", "fsdp2", "megatron"] = key("fsdp", "Sharding of the fsdp backend; fsdp2 is the same thing.")
     device: Literal["auto", "cpu", "cuda"] = key("auto", "Where the policy trains (an addition).")
-    progress: Literal["auto", "live", "plain", "off"] = key(
-        "auto",
-        "Progress display: live line on a terminal, plain lines elsewhere (an addition).",
-    )
+    progress: bool = key(True, "Show progress: a live line on a terminal, a line per step elsewhere (an addition).")
     seed: int = key(42, "Data order, sampling and initialisation derive from it.", ge=0)
 
     placement: PlacementConfig = section(PlacementConfig)

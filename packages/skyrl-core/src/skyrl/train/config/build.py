@@ -1,0 +1,139 @@
+"""From what a user wrote to a configuration object: legacy names, unknown keys, types, interpolation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from skyrl.train.config import known_keys, schema
+from skyrl.train.config.overrides import Overrides, Path_, Written
+from skyrl.train.config.part import ConfigPart
+from skyrl.train.config.problems import ConfigError, did_you_mean
+from skyrl.train.config.root import SkyRLTrainConfig
+from skyrl.train.config.type_errors import describe
+
+
+@dataclass(frozen=True)
+class Built:
+    """A configuration, the keys that the user set in it, and the public keys that were read but have no place in it."""
+
+    cfg: SkyRLTrainConfig
+    user_keys: tuple[str, ...]
+    unused: Mapping[str, str] = field(default_factory=dict)
+    mapped: Mapping[str, str] = field(default_factory=dict)
+
+
+def build(cls: type[SkyRLTrainConfig], overrides: Overrides) -> Built:
+    """ConfigError lists every unknown, refused or ill-typed key."""
+    problems: list[str] = []
+    overrides, mapped = _translate_legacy(overrides, problems)
+    placed, unused = _place(cls, overrides, problems)
+    tree = _interpolated(cls, placed, problems)
+    if problems:
+        raise ConfigError(problems)
+    try:
+        cfg = cls.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(describe(cls, error, placed)) from error
+    return Built(cfg, tuple(".".join(path) for path in placed), unused, mapped)
+
+
+def _translate_legacy(overrides: Overrides, problems: list[str]) -> tuple[Overrides, dict[str, str]]:
+    """Names of earlier versions that public SkyRL still takes."""
+    out, mapped = Overrides(dict(overrides.leaves)), {}
+    packing, padding = "trainer.use_sample_packing", "trainer.remove_microbatch_padding"
+    if overrides.get(packing) is not None and overrides.get(padding) is not None:
+        problems.append(f"{packing} is the old name of {padding}: give one of them")
+    if (written := out.leaves.pop(_path(packing), None)) is not None:
+        out.leaves.setdefault(_path(padding), written)
+        mapped[packing] = f"renamed to {padding}"
+    if (written := out.leaves.pop(_path("generator.inference_engine.async_engine"), None)) is not None:
+        if written.value is True:
+            mapped["generator.inference_engine.async_engine"] = "generation is asynchronous, always"
+        else:
+            problems.append("generator.inference_engine.async_engine: only true is supported; leave it out")
+    interval = "trainer.log_example_interval"
+    if (written := out.leaves.pop(_path(interval), None)) is not None:
+        mapped[interval] = "off, as by default"
+        if isinstance(written.value, int) and written.value > 0:
+            out.leaves.setdefault(_path("trainer.print_example_interval"), written)
+            mapped[interval] = "renamed to trainer.print_example_interval"
+    return out, mapped
+
+
+def _place(
+    cls: type[SkyRLTrainConfig], overrides: Overrides, problems: list[str]
+) -> tuple[dict[Path_, Written], dict[str, str]]:
+    """Splits the keys into those of the schema and the public ones that it lacks; unknown ones become problems."""
+    placed: dict[Path_, Written] = {}
+    unused: dict[str, str] = {}
+    for path, written in overrides.leaves.items():
+        dotted = ".".join(path)
+        if (instead := known_keys.gone(path)) is not None:
+            problems.append(f"{dotted}: not a key: {instead}")
+        elif schema.find(cls, path) is not None:
+            placed[path] = written
+        elif written.value is not None and dotted in known_keys.RENAMED:
+            problems.append(f"{dotted}: write {known_keys.RENAMED[dotted]} instead")
+        elif (verdict := known_keys.verdict(path, written.value)) is None:
+            problems.append(_unknown(cls, path, written))
+        elif verdict[0] == "unused":
+            unused[dotted] = verdict[1]
+        else:
+            problems.append(f"{dotted}={written.text or written.value}: {verdict[1]}")
+    return placed, unused
+
+
+def _unknown(cls: type[ConfigPart], path: Path_, written: Written) -> str:
+    dotted, where = ".".join(path), "" if written.text is not None else f" (in {written.source})"
+    if len(path) > 1 and (found := schema.find(cls, path[:-1])) and len(found[0]) == len(path) - 1:
+        if schema.section_class(found[1]) is None:
+            return f"{dotted}: unknown key{where}: {'.'.join(path[:-1])} is a value, not a section"
+    return f"{dotted}: unknown key{where}{did_you_mean(dotted, schema.key_names(cls))}"
+
+
+def _interpolated(cls: type[ConfigPart], placed: Mapping[Path_, Written], problems: list[str]) -> dict[str, Any]:
+    """The nested tree of values, each in the form that its key wants, with `${other.key}` replaced.
+
+    A reference reads what the user set, else the declared default.
+    """
+    tree: dict[str, Any] = {}
+    for path, written in placed.items():
+        _insert(tree, path, _fitted(cls, path, written.value, written.text))
+    referring = [path for path, written in placed.items() if "${" in str(written.value)]
+    if not referring:
+        return tree
+    known = OmegaConf.merge(OmegaConf.create(schema.declared_defaults(cls)), OmegaConf.create(tree))
+    for path in referring:
+        try:
+            value = OmegaConf.select(known, ".".join(path))
+            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except OmegaConfBaseException as error:
+            problems.append(f"{'.'.join(path)}={placed[path].value}: {str(error).splitlines()[0]}")
+            continue
+        _insert(tree, path, _fitted(cls, path, value, str(value)))
+    return tree
+
+
+def _fitted(cls: type[ConfigPart], path: Path_, value: Any, text: str | None) -> Any:
+    found = schema.find(cls, path)
+    if found is None or found[0] != path or schema.section_class(found[1]) is not None or "${" in str(value):
+        return value
+    return schema.fitted(found[1], value, text)
+
+
+def _insert(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for name in path[:-1]:
+        if not isinstance(tree.get(name), dict):
+            tree[name] = {}
+        tree = tree[name]
+    tree[path[-1]] = value
+
+
+def _path(dotted: str) -> Path_:
+    return tuple(dotted.split("."))

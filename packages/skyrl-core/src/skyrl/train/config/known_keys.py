@@ -1,0 +1,155 @@
+"""What becomes of a public key that this version's configuration does not have: listed as unused, or refused.
+
+The names, types and defaults of the public tree are in `public_keys.tsv`. A key is listed where it cannot change the
+run (parameters of something that is off, settings of an engine that is not here, a value that is the public default);
+it is refused where leaving it out would change what is trained.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import fnmatch
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from skyrl.train.config.overrides import Path_
+
+NOT_THE_DEFAULT = "known key, not honoured by this version: leave it out or set its public default {default}"
+
+# Keys that cannot change this run, by pattern, and why.
+UNUSED = {
+    "trainer.*.megatron_config.*": "no Megatron engine here; the trainer shards with its own backend",
+    "trainer.fused_lm_head_logprob*": "a Megatron setting",
+    "trainer.vocab_entropy_chunk_*": "a Megatron setting",
+    "trainer.*.model.fake_int4_qat.*": "a Megatron setting",
+    "trainer.*.model.lora.*": "LoRA is off",
+    "trainer.*.torch_profiler_config.*": "the profiler is off",
+    "trainer.*.language_model_only": "only language models are trained",
+    "trainer.*.sequence_parallel_size": "one sequence is not split over workers",
+    "trainer.sequence_parallel_backend": "one sequence is not split over workers",
+    "trainer.*.use_torch_compile": "the model runs uncompiled: the numbers are the same",
+    "trainer.*.record_memory": "no memory snapshots are taken",
+    "trainer.*.fsdp_config.fsdp_size": "all workers form one sharding group",
+    "trainer.critic.*": "the algorithm has no critic",
+    "trainer.critic_mini_batch_size": "the algorithm has no critic",
+    "trainer.placement.critic_*": "the algorithm has no critic",
+    "trainer.algorithm.lambd": "only an estimator with a critic reads it",
+    "trainer.algorithm.value_clip": "only a critic reads it",
+    "trainer.algorithm.value_head_prefix": "only a critic reads it",
+    "trainer.algorithm.off_policy_correction.*": "off-policy correction is off",
+    "trainer.algorithm.tis_imp_ratio_cap": "off-policy correction is off",
+    "trainer.algorithm.dynamic_sampling.*": "dynamic sampling is off",
+    "trainer.algorithm.sapo.*": "parameters of another loss",
+    "trainer.algorithm.cispo.*": "parameters of another loss",
+    "trainer.algorithm.clip_cov.*": "parameters of another loss",
+    "trainer.algorithm.kl_cov.*": "parameters of another loss",
+    "trainer.algorithm.dppo.*": "parameters of another loss",
+    "trainer.mtp.*": "multi-token prediction is off",
+    "trainer.fully_async.*": "rollouts and updates take turns",
+    "trainer.use_expandable_segments": "a setting of the CUDA allocator; set PYTORCH_CUDA_ALLOC_CONF instead",
+    "trainer.recompute_old_logprobs_per_minibatch": "old logprobs are made in micro-batches; the numbers are the same",
+    "trainer.remove_microbatch_padding": "sequences are flat: there is no padding to remove",
+    "trainer.logprobs_chunk_size": "logprobs are made in micro-batches; the numbers are the same",
+    "trainer.enable_ray_gpu_monitor": "figures of the GPUs are not collected",
+    "trainer.num_logger_*_samples": "trackers get numbers, no tables of trajectories",
+    "generator.use_cache_salt": "the server keys its cache by weight version, always",
+    "generator.merge_stepwise_output": "step-wise trajectories are off",
+    "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB": "weights do not travel over CUDA IPC",
+    "generator.inference_engine.delta_weight_sync.*": "weights are sent whole",
+    "generator.inference_engine.vllm_v1_disable_multiproc": "it changes nothing in public SkyRL either",
+    "generator.inference_engine.enable_chunked_prefill": "it changes nothing in public SkyRL either",
+    "generator.inference_engine.fully_sharded_loras": "LoRA is off",
+    "generator.inference_engine.enable_ray_prometheus_stats": "the server is not a Ray actor",
+    "generator.inference_engine.use_expandable_segments": "set PYTORCH_CUDA_ALLOC_CONF for the server instead",
+    "generator.inference_engine.language_model_only": "only language models are served",
+    "generator.inference_engine.router_init_kwargs*": "the trainer balances over the servers itself; there is no router",
+    "generator.inference_engine.served_model_name": "requests name no model",
+    "generator.inference_engine.num_prefill": "prefill and decode run in one server",
+}  # fmt: skip
+
+# Switches that turn something on: only their public default passes, whatever UNUSED says.
+SWITCHES = (
+    "trainer.*.model.fake_int4_qat.enabled", "trainer.*.model.lora.rank", "trainer.*.torch_profiler_config.enable",
+    "trainer.*.sequence_parallel_size", "trainer.*.language_model_only", "trainer.critic.model.path",
+    "trainer.*.fsdp_config.fsdp_size", "trainer.mtp.enabled", "trainer.fully_async.enabled",
+    "trainer.algorithm.dynamic_sampling.type", "trainer.algorithm.off_policy_correction.tis_ratio_type",
+    "trainer.algorithm.off_policy_correction.sequence_mask_metric",
+    "trainer.algorithm.off_policy_correction.outlier_token_*", "trainer.algorithm.off_policy_correction.token_mask_*",
+    "generator.inference_engine.language_model_only", "generator.inference_engine.num_prefill",
+    "generator.inference_engine.fully_sharded_loras",
+)  # fmt: skip
+
+# Keys that users of other versions still write: what to write instead.
+RENAMED = {
+    "generator.num_inference_engines": "generator.inference_engine.num_engines",
+    "generator.inference_engine_tensor_parallel_size": "generator.inference_engine.tensor_parallel_size",
+    "generator.inference_engine_pipeline_parallel_size": "generator.inference_engine.pipeline_parallel_size",
+    "generator.inference_engine_data_parallel_size": "generator.inference_engine.data_parallel_size",
+    "generator.inference_engine.remote_urls": "generator.inference_engine.external_server_urls",
+    "generator.inference_engine.external_proxy_url": "generator.inference_engine.external_server_urls",
+    "generator.remote_inference_engine_urls": "generator.inference_engine.external_server_urls",
+}
+GONE = {
+    "generator.inference_engine.enable_http_endpoint": "servers speak gRPC; connect to the trainer's server at the url that it logs",
+    "generator.inference_engine.override_existing_update_group": "weights are published over gRPC; there is no update group",
+    **{
+        f"{section}.{name}": "give it to both sides: generator.inference_engine.engine_init_kwargs.hf_overrides."
+        "rope_parameters and trainer.policy.model_config_kwargs.rope_parameters"
+        for section in ("trainer", "generator", "generator.inference_engine.engine_init_kwargs")
+        for name in ("rope_scaling", "rope_theta", "rope_parameters")
+    },
+}  # fmt: skip
+
+
+def gone(path: Path_) -> str | None:
+    """What to do instead of a key that public SkyRL refuses too; None where the key is none of them."""
+    prefixes = (".".join(path[:length]) for length in range(1, len(path) + 1))
+    return next((GONE[prefix] for prefix in prefixes if prefix in GONE), None)
+
+
+@cache
+def public_defaults() -> dict[str, Any]:
+    """Every public leaf key with its default."""
+    text = resources.files("skyrl.train.config").joinpath("public_keys.tsv").read_text()
+    rows = list(csv.reader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+    return {row[0]: _literal(row[2]) for row in rows}
+
+
+def verdict(path: Path_, value: Any) -> tuple[str, str] | None:
+    """("unused", why) or ("refused", what to do) for a public key without a place here; None for an unknown key."""
+    dotted = ".".join(path)
+    owner = _public_owner(path)
+    if owner is None:
+        return None
+    is_default = value == public_defaults()[owner] and type(value) is type(public_defaults()[owner])
+    if any(fnmatch.fnmatchcase(dotted, switch) for switch in SWITCHES) and not is_default:
+        return "refused", NOT_THE_DEFAULT.format(default=_shown(public_defaults()[owner]))
+    for pattern, why in UNUSED.items():
+        if fnmatch.fnmatchcase(dotted, pattern):
+            return "unused", why
+    if is_default:
+        return "unused", "it has its public default"
+    return "refused", NOT_THE_DEFAULT.format(default=_shown(public_defaults()[owner]))
+
+
+def _public_owner(path: Path_) -> str | None:
+    """The public leaf that a path is, or lies in (free mappings); None where there is none."""
+    for length in range(len(path), 0, -1):
+        dotted = ".".join(path[:length])
+        if dotted in public_defaults():
+            inside_mapping = isinstance(public_defaults()[dotted], dict)
+            return dotted if length == len(path) or inside_mapping else None
+    return None
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _shown(value: Any) -> str:
+    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, dict) else "{}"
