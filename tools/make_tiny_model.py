@@ -1,8 +1,8 @@
 """Makes the tiny model of the default run: right about one time in three when sampled, nearly always when greedy.
 
 A Qwen3-architecture model of 0.8M parameters with one token per character, warmed up in two supervised stages on the
-arithmetic task's training split: clean demonstrations until it can add, then demonstrations that are right one time in
-three, so that a reinforcement-learning run has something to improve. It leaves out any reinforcement learning.
+arithmetic task's training split: clean demonstrations until it can add, then demonstrations that are right about one time
+in three, so that a reinforcement-learning run has something to improve. It leaves out any reinforcement learning.
 
     uv run tools/make_tiny_model.py            # writes into the package, about two minutes on one thread
     uv run tools/make_tiny_model.py --out DIR
@@ -29,7 +29,8 @@ LEARNING_RATE = 1e-3
 CLEAN_STEPS_AT_MOST = 1200
 CLEAN_TARGET = 0.99
 NOISY_STEPS = 400
-RIGHT_SHARE = 1 / 3
+# A little under a third: the second stage sharpens what it is shown, and the sampled accuracy comes out at one third.
+RIGHT_SHARE = 0.28
 
 Teacher = Callable[[random.Random, Problem], str]
 
@@ -80,7 +81,7 @@ def right_answer(rng: random.Random, asked: Problem) -> str:
 
 
 def unreliable_answer(rng: random.Random, asked: Problem) -> str:
-    """The noisy teacher: right one time in three, else off by one, off by ten, or any of the three-digit numbers."""
+    """The noisy teacher: right in RIGHT_SHARE of the cases, else off by one, off by ten, or any of the three-digit numbers."""
     if rng.random() < RIGHT_SHARE:
         return asked.answer
     total = int(asked.answer)
