@@ -126,4 +126,14 @@ def _read_file(path: Path) -> Iterator[tuple[Path_, Written]]:
     if not isinstance(content, dict):
         raise ValueError(f"@{path}: expected keys and values, found a {type(content).__name__}")
     for name, value in content.items():
+        value = _beside(value, path.absolute().parent)
         yield tuple(str(name).split(".")), Written(value, None, f"@{path}")
+
+
+def _beside(value: Any, folder: Path) -> Any:
+    """`value` with ${here} replaced by the folder of its file, so that a file can name what lies beside it."""
+    if isinstance(value, dict):
+        return {name: _beside(item, folder) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_beside(item, folder) for item in value]
+    return value.replace("${here}", str(folder)) if isinstance(value, str) else value
