@@ -54,6 +54,11 @@ class FSDPConfig(ConfigPart):
 
     cpu_offload: bool = key(False, "Keep shards in host memory.")
     reshard_after_forward: bool | int = key(True, "Free gathered parameters after the forward pass.")
+    fsdp_size: int = key(-1, "Ranks that share one sharded copy; -1: all of them. Must divide the number of ranks.")
+    wrap_policy: dict[str, Any] = key(
+        {},
+        "transformer_layer_cls_to_wrap: class names of the layers that are sharded one by one; unset: the model's own.",
+    )
     mixed_precision: MixedPrecisionConfig | None = key(
         None,
         "Unset: bf16 parameters with fp32 reduction where trainer.bf16 holds on a GPU, fp32 on CPU.",

@@ -45,6 +45,11 @@ class TrainerConfig(ConfigPart):
     update_epochs_per_batch: int = key(1, "Passes over each batch.", ge=1)
     micro_train_batch_size_per_gpu: int = key(1, "Sequences per backward pass of one worker.", ge=1)
     micro_forward_batch_size_per_gpu: int = key(1, "Sequences per forward-only pass of one worker.", ge=1)
+    max_tokens_per_microbatch: int = key(
+        -1,
+        "Instead of a number of sequences, at most this many tokens (rows x longest row) per pass; 0 or less: off.",
+    )
+    logprobs_chunk_size: int = key(1024, "Positions whose logits are widened to float32 at once.", ge=1)
     update_ref_every_epoch: bool = key(False, "Copy the policy into the reference after each epoch.")
 
     max_prompt_length: int = key(512, "Prompts with more tokens are left out.", ge=1)

@@ -1,0 +1,29 @@
+"""What the tests of this package share: the tiny model's tokenizer, and one in the style of a chat model."""
+
+from pathlib import Path
+
+import pytest
+import skyrl.train.quickstart
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+TINY_MODEL = Path(skyrl.train.quickstart.__file__).parent / "tiny_model"
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character; its template only joins the contents."""
+    return AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character, turns between <|im_start|> and <|im_end|>, which is also the end-of-sequence token."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

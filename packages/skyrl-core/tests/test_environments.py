@@ -1,0 +1,142 @@
+"""Whether environments are found by name, run beside the event loop, and never fail silently."""
+
+import asyncio
+import math
+import threading
+import time
+
+import pytest
+from skyrl.train import environments
+from skyrl.train.environments import EnvironmentFailed, EnvironmentThreads, Episode
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+
+class ScriptedEnv(BaseTextEnv):
+    """Does what the answer says."""
+
+    def __init__(self, env_config=None, extras=None):
+        super().__init__()
+        self.extras = extras
+        self.closed = False
+
+    def step(self, action):
+        if action == "raise":
+            raise KeyError("ground_truth")
+        if action == "time out":
+            raise TimeoutError("the judge is away")
+        if action == "hang":
+            time.sleep(5)
+        if action == "nothing":
+            return None
+        reward = float("nan") if action == "nan" else 0.5
+        return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={})
+
+    def get_metrics(self):
+        return {"turns": 1, "note": "text", "max_turns": self.extras["max_turns"]}
+
+
+environments.register("scripted", ScriptedEnv)
+
+
+async def start(threads: EnvironmentThreads, *, timeout_s: float = 5.0, env_class: str = "scripted") -> Episode:
+    episode, _ = await Episode.start(
+        env_class,
+        [{"role": "user", "content": "1+1="}],
+        where="prompt 12, sample 3",
+        env_config={},
+        extras={"max_turns": 2},
+        threads=threads,
+        timeout_s=timeout_s,
+    )
+    return episode
+
+
+@pytest.fixture
+async def threads():
+    threads = EnvironmentThreads(4)
+    yield threads
+    threads.close()
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        ("raise", r"environment 'scripted' on prompt 12, sample 3, turn 1 raised KeyError: 'ground_truth'"),
+        ("time out", "turn 1 raised TimeoutError: the judge is away"),
+        ("nan", "prompt 12, sample 3, turn 1 returned the reward nan: a reward must be a finite number"),
+        ("nothing", "turn 1 returned None: expected observations, a number as reward"),
+    ],
+)
+async def test_a_scoring_error_names_the_environment_and_the_sample(threads, action, expected):
+    episode = await start(threads)
+    with pytest.raises(EnvironmentFailed, match=expected):
+        await episode.step(action)
+
+
+async def test_an_environment_that_hangs_is_given_up_at_its_deadline(threads):
+    episode = await start(threads, timeout_s=0.2)
+    started = time.monotonic()
+    with pytest.raises(EnvironmentFailed, match=r"prompt 12, sample 3, turn 1 did not answer within 0.2 s"):
+        await episode.step("hang")
+    assert time.monotonic() - started < 2
+
+
+async def test_a_wrong_row_is_an_error_at_the_start_of_the_sample(threads):
+    with pytest.raises(EnvironmentFailed, match="'arithmetic' at the start of prompt 12, sample 3 raised ValueError"):
+        await start(threads, env_class="arithmetic")
+
+
+async def test_an_episode_ends_with_the_environments_metrics(threads):
+    episode = await start(threads)
+    assert (await episode.step("fine")).reward == 0.5
+    assert await episode.finish() == {"turns": 1, "note": "text", "max_turns": 2}
+
+
+async def test_at_most_so_many_calls_run_at_once_and_waiting_for_a_thread_is_not_held_against_a_call():
+    threads, running, most = EnvironmentThreads(3), [], []
+
+    def work():
+        running.append(threading.get_ident())
+        most.append(len(running))
+        time.sleep(0.1)
+        running.pop()
+
+    await asyncio.gather(*(threads.call(work, name="x", timeout_s=0.25) for _ in range(12)))
+    threads.close()
+    assert max(most) == 3
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("015", 1.0), (" 015\n", 1.0), ("15", 0.0), ("0155", 0.0), ("", 0.0)])
+def test_arithmetic_rewards_exactly_the_answer(answer, reward):
+    env = environments.make("arithmetic", env_config={}, extras={"reward_spec": {"ground_truth": "015"}})
+    assert env.step(answer)["reward"] == reward
+
+
+def test_an_unknown_environment_is_answered_with_the_known_and_the_nearest():
+    with pytest.raises(
+        ValueError, match=r"unknown environment 'gsm9k'. Did you mean 'gsm8k'\? Known: aime, arithmetic"
+    ):
+        environments.make("gsm9k", env_config={}, extras={})
+
+
+def test_a_plugin_module_registers_by_being_imported(tmp_path, monkeypatch):
+    (tmp_path / "my_envs.py").write_text(
+        "from skyrl.train import environments\nenvironments.register('mine', 'test_environments:ScriptedEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    environments.import_plugins(["my_envs"])
+    assert "mine" in environments.known()
+    with pytest.raises(ValueError, match=r"environment.plugins: cannot import 'no_such_module'"):
+        environments.import_plugins(["no_such_module"])
+
+
+def test_a_name_means_one_environment():
+    environments.register("scripted", ScriptedEnv)
+    with pytest.raises(ValueError, match="'scripted' is already registered"):
+        environments.register("scripted", BaseTextEnv)
+
+
+def test_metrics_of_episodes_are_averaged_and_text_is_left_out():
+    metrics = environments.aggregate_metrics("scripted", [{"turns": 1, "note": "a"}, {"turns": 2, "note": "b"}])
+    assert metrics == {"turns": 1.5}
+    assert all(math.isfinite(v) for v in metrics.values())
