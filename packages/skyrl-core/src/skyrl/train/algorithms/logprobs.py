@@ -21,7 +21,9 @@ def token_logprobs(
     ValueError for a temperature that is not above 0.
     """
     if temperature <= 0:
-        raise ValueError(f"temperature {temperature} has no logprobs to train on: it must be above 0")
+        raise ValueError(
+            f"temperature {temperature} has no logprobs to train on: it must be above 0"
+        )
     if logits_TV.shape[0] <= block:
         return _block(logits_TV, labels_T, temperature, with_entropy)
     parts = []
@@ -29,13 +31,20 @@ def token_logprobs(
         cut = slice(start, start + block)
         arguments = (logits_TV[cut], labels_T[cut], temperature, with_entropy)
         recompute = torch.is_grad_enabled() and logits_TV.requires_grad
-        parts.append(checkpoint(_block, *arguments, use_reentrant=False) if recompute else _block(*arguments))
+        parts.append(
+            checkpoint(_block, *arguments, use_reentrant=False)
+            if recompute
+            else _block(*arguments)
+        )
     logprobs_T = torch.cat([p[0] for p in parts])
     return logprobs_T, torch.cat([p[1] for p in parts]) if with_entropy else None
 
 
 def _block(
-    logits_TV: torch.Tensor, labels_T: torch.Tensor, temperature: float, with_entropy: bool
+    logits_TV: torch.Tensor,
+    labels_T: torch.Tensor,
+    temperature: float,
+    with_entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     wide = logits_TV if logits_TV.dtype == torch.float64 else logits_TV.float()
     scaled_TV = wide if temperature == 1.0 else wide / temperature

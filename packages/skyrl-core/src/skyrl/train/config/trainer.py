@@ -45,12 +45,12 @@ class TrainerConfig(ConfigPart):
     update_epochs_per_batch: int = key(1, "Passes over each batch.", ge=1)
     micro_train_batch_size_per_gpu: int = key(1, "Sequences per backward pass of one worker.", ge=1)
     micro_forward_batch_size_per_gpu: int = key(1, "Sequences per forward-only pass of one worker.", ge=1)
+    max_tokens_per_microbatch: int = key(-1, "Tokens per pass of one worker at most; -1: no limit.", ge=-1)
     max_tokens_per_microbatch: int = key(
         -1,
         "Instead of a number of sequences, at most this many tokens (rows x longest row) per pass; 0 or less: off.",
     )
     logprobs_chunk_size: int = key(1024, "Positions whose logits are widened to float32 at once.", ge=1)
-    update_ref_every_epoch: bool = key(False, "Copy the policy into the reference after each epoch.")
 
     max_prompt_length: int = key(512, "Prompts with more tokens are left out.", ge=1)
     flash_attn: bool = key(True, "flash-attn kernels on a GPU; torch's own attention on CPU.")
@@ -59,11 +59,8 @@ class TrainerConfig(ConfigPart):
     gradient_checkpointing_use_reentrant: bool = key(False, "Variant of gradient checkpointing.")
     disable_fast_tokenizer: bool = key(False, "Use the slow tokenizer.")
 
-    eval_batch_size: int = key(1024, "Evaluation prompts at a time.", ge=1)
     eval_before_train: bool = key(True, "Evaluate before the first step.")
     eval_interval: int = key(5, "Steps between evaluations; 0 or less: never.")
-    dump_eval_results: bool = key(True, "Write evaluation rollouts into the export folder.")
-    dump_data_batch: bool = key(False, "Write every training batch into the export folder.")
 
     resume_mode: Literal["none", "latest", "from_path"] | None = key(
         "none",
@@ -102,8 +99,6 @@ class TrainerConfig(ConfigPart):
         theirs="wandb",
         reason="the default run needs no account",
     )
-    tags: Texts | None = key(None, "Tags for trackers that have them.")
-    print_example_interval: int = key(1, "Steps between printed examples; 0 or less: never.")
 
     @property
     def run_folder(self) -> Path:

@@ -52,7 +52,12 @@ class PolicyBackend(Protocol):
     place: WorkerPlace
 
     def token_logprobs(
-        self, micro: TrajectoryBatch, *, temperature: float, with_entropy: bool, grad: bool
+        self,
+        micro: TrajectoryBatch,
+        *,
+        temperature: float,
+        with_entropy: bool,
+        grad: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(logprobs_T, entropy_T or None): log_softmax(logits / temperature) of each response token, float32 (float64 for
         a float64 model), on the place's device, as `micro` is. Both carry a gradient iff `grad`."""

@@ -1,0 +1,162 @@
+"""One rank of the FSDP2 backend: a transformers model, AdamW, and how its full weights leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from skyrl.train.algorithms.logprobs import token_logprobs
+from skyrl.train.policy.batch import TrajectoryBatch
+from skyrl.train.policy.contract import Role, WorkerPlace
+from skyrl.train.policy.fsdp import checkpoint
+from skyrl.train.policy.fsdp.model import build_model
+from skyrl.train.policy.fsdp.optimizer import build_optimizer, clipped_step
+from skyrl.train.policy.fsdp.rows import HeadSelection, to_rows
+
+
+class FsdpBackend:
+    """See `policy.contract.PolicyBackend`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        place: WorkerPlace,
+        cfg: Any,
+        role: Role,
+        *,
+        total_steps: int,
+    ) -> None:
+        self.place, self.model = place, model
+        self._head = HeadSelection(model.get_output_embeddings())
+        self._block = cfg.trainer.logprobs_chunk_size
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        if role == "policy":
+            self._max_grad_norm = cfg.trainer.policy.optimizer_config.max_grad_norm
+            self._optimizer, self._schedule = build_optimizer(
+                self._parameters,
+                cfg.trainer.policy.optimizer_config,
+                total_steps=total_steps,
+            )
+        else:
+            self._optimizer = self._schedule = None
+
+    def token_logprobs(
+        self,
+        micro: TrajectoryBatch,
+        *,
+        temperature: float,
+        with_entropy: bool,
+        grad: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.model.train(grad)
+        with torch.set_grad_enabled(grad):
+            rows = to_rows(micro)
+            logits_TV = self._head.logits(self.model, rows)
+            return token_logprobs(
+                logits_TV,
+                rows.labels_T,
+                temperature=temperature,
+                with_entropy=with_entropy,
+                block=self._block,
+            )
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> tuple[float, float]:
+        assert self._optimizer is not None and self._schedule is not None, (
+            "a reference has no optimizer"
+        )
+        return clipped_step(
+            self._parameters,
+            self._optimizer,
+            self._schedule,
+            max_grad_norm=self._max_grad_norm,
+        )
+
+    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """On one rank without sharding these are the live weights: read them before the next step."""
+        return self._export(lambda tensor: tensor)
+
+    def export_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._export(lambda tensor: tensor.grad)
+
+    def save(self, folder: Path) -> None:
+        assert self._optimizer is not None and self._schedule is not None, (
+            "a reference has nothing to resume"
+        )
+        checkpoint.save(folder, self.place, self.model, self._optimizer, self._schedule)
+
+    def load(self, folder: Path) -> None:
+        assert self._optimizer is not None and self._schedule is not None, (
+            "a reference has nothing to resume"
+        )
+        checkpoint.load(folder, self.place, self.model, self._optimizer, self._schedule)
+
+    def save_hf(self, folder: Path) -> None:
+        full = {
+            name: self._full(tensor)
+            for name, tensor in checkpoint.unique_tensors(self.model)
+        }
+        if self.place.rank == 0:
+            self.model.save_pretrained(folder, state_dict=full)
+        dist.barrier()
+
+    def offload(self) -> None:
+        self._move(torch.device("cpu"))
+
+    def onload(self) -> None:
+        self._move(self.place.device)
+
+    def close(self) -> None:
+        self._optimizer = self._schedule = None
+        del self.model
+
+    def _export(
+        self, part: Callable[[torch.Tensor], torch.Tensor | None]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        conversions = getattr(self.model, "_weight_conversions", None)
+        for name, tensor in checkpoint.unique_tensors(self.model):
+            value = part(tensor)
+            if value is None:
+                continue
+            full = self._full(value)
+            # some architectures hold tensors under other names or fused; the checkpoint's own are what servers know
+            named = (
+                revert_weight_conversion(self.model, {name: full})
+                if conversions
+                else {name: full}
+            )
+            yield from named.items()
+
+    def _full(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The whole tensor on the CPU of rank 0; the others take part in gathering it and keep nothing."""
+        tensor = tensor.detach()
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return full.cpu() if self.place.rank == 0 else torch.empty(0)
+
+    def _move(self, device: torch.device) -> None:
+        if self.place.device.type == "cpu":
+            return
+        self.model.to(device)
+        for slot in (
+            self._optimizer.state.values() if self._optimizer is not None else ()
+        ):
+            for name, value in slot.items():
+                if isinstance(value, torch.Tensor):
+                    slot[name] = value.to(device)
+        torch.cuda.empty_cache()
+
+
+def build(cfg: Any, place: WorkerPlace, role: Role, *, total_steps: int) -> FsdpBackend:
+    """The policy factory of this backend."""
+    return FsdpBackend(
+        build_model(cfg, place, role), place, cfg, role, total_steps=total_steps
+    )

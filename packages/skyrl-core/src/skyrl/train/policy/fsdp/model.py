@@ -1,0 +1,152 @@
+"""Which model a worker trains: a transformers causal LM from a folder, in its master dtype, sharded over the ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from skyrl.train.policy.contract import Role, WorkerPlace
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPE_KEYS = ("dtype", "torch_dtype")
+
+
+def build_model(cfg: Any, place: WorkerPlace, role: Role) -> PreTrainedModel:
+    """The role's model on the place's device, in training precision, sharded unless there is nothing to share."""
+    part = getattr(cfg.trainer, role)
+    precision = mixed_precision(cfg, part, place)
+    dtype = master_dtype(part.model_config_kwargs)
+    if role == "ref" and precision is not None:
+        dtype = precision.param_dtype or dtype
+    model = load(part.model.path, dtype=dtype, overrides=part.model_config_kwargs)
+    if role == "policy" and cfg.trainer.gradient_checkpointing:
+        model.activation_checkpointing_enable(
+            {"use_reentrant": cfg.trainer.gradient_checkpointing_use_reentrant}
+        )
+    model.requires_grad_(role == "policy")
+    # one rank in one precision has nothing to gather or to cast: its hooks would only cost time
+    if place.world_size > 1 or precision is not None or part.fsdp_config.cpu_offload:
+        shard(model, part.fsdp_config, place, precision)
+    else:
+        model.to(place.device)
+    return model
+
+
+def load(
+    path: str, *, dtype: torch.dtype, overrides: dict[str, Any]
+) -> PreTrainedModel:
+    """The causal LM in `path`, on the CPU. ValueError names a folder that is missing or not a checkpoint."""
+    require_model_folder(path)
+    transformers_logging.disable_progress_bar()
+    others = {k: v for k, v in overrides.items() if k not in DTYPE_KEYS}
+    try:
+        config = AutoConfig.from_pretrained(path, **others)
+        return AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation="sdpa"
+        )
+    except OSError as error:
+        raise ValueError(
+            f"trainer.policy.model.path={path} cannot be loaded as a causal LM: {error}"
+        ) from error
+
+
+def require_model_folder(path: str) -> None:
+    """ValueError unless `path` is a folder with a config.json or the bare name of a model on the hub."""
+    folder = Path(path).expanduser()
+    if (folder / "config.json").is_file():
+        return
+    if folder.exists():
+        raise ValueError(
+            f"model path {path} has no config.json: expected a folder written by save_pretrained"
+        )
+    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ValueError(
+            f"model path {path} does not exist: expected a folder written by save_pretrained"
+        )
+
+
+def master_dtype(overrides: dict[str, Any]) -> torch.dtype:
+    """The dtype of weights and optimizer: float32, or what `model_config_kwargs.dtype` names."""
+    name = next((overrides[k] for k in DTYPE_KEYS if k in overrides), "float32")
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(
+            f"model_config_kwargs.dtype={name!r} is no floating-point dtype: try float32 or bfloat16"
+        )
+    return dtype
+
+
+def mixed_precision(
+    cfg: Any, part: Any, place: WorkerPlace
+) -> MixedPrecisionPolicy | None:
+    """What forward and gradient reduction run in, where it is not the master dtype itself."""
+    chosen = part.fsdp_config.mixed_precision
+    if chosen is not None:
+        return MixedPrecisionPolicy(
+            param_dtype=DTYPES[chosen.param_dtype],
+            reduce_dtype=DTYPES[chosen.reduce_dtype],
+        )
+    # bfloat16 is emulated on CPU: ten times slower, and less exact
+    if (
+        cfg.trainer.bf16
+        and place.device.type == "cuda"
+        and master_dtype(part.model_config_kwargs) == torch.float32
+    ):
+        return MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
+    return None
+
+
+def shard(
+    model: PreTrainedModel,
+    fsdp: Any,
+    place: WorkerPlace,
+    precision: MixedPrecisionPolicy | None,
+) -> None:
+    """Shards each decoder layer by itself and the rest with the root, so tied embeddings stay in one group."""
+    options: dict[str, Any] = {
+        "mesh": device_mesh(place, fsdp.fsdp_size),
+        "reshard_after_forward": fsdp.reshard_after_forward,
+    }
+    if precision is not None:
+        options["mp_policy"] = precision
+    if fsdp.cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    wrapped = set(
+        fsdp.wrap_policy.get("transformer_layer_cls_to_wrap")
+        or model._no_split_modules
+        or ()
+    )
+    layers = [module for module in model.modules() if type(module).__name__ in wrapped]
+    if not layers:
+        raise ValueError(
+            f"no layer of {type(model).__name__} is called {sorted(wrapped) or 'anything known'}: name its decoder "
+            f"layer in fsdp_config.wrap_policy.transformer_layer_cls_to_wrap"
+        )
+    for layer in layers:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+
+
+def device_mesh(place: WorkerPlace, fsdp_size: int) -> DeviceMesh:
+    """One dimension over all ranks, or (copies, ranks per copy) with `fsdp_size`."""
+    world = dist.get_world_size()
+    if fsdp_size in (-1, world):
+        return init_device_mesh(place.device.type, (world,), mesh_dim_names=("shard",))
+    if fsdp_size < 1 or world % fsdp_size:
+        raise ValueError(
+            f"fsdp_config.fsdp_size={fsdp_size} must divide the {world} workers, or be -1"
+        )
+    return init_device_mesh(
+        place.device.type,
+        (world // fsdp_size, fsdp_size),
+        mesh_dim_names=("copy", "shard"),
+    )

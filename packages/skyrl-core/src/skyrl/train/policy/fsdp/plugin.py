@@ -1,0 +1,45 @@
+"""What the registry needs to know of the default backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyrl.train.backends import BackendPlugin, KeyReport
+
+MAPPED = {
+    "trainer.strategy": "FSDP2 (torch.distributed.fsdp.fully_shard)",
+    "trainer.flash_attn": "torch's scaled_dot_product_attention, which picks the flash kernel on CUDA",
+}
+UNUSED = {
+    "trainer.policy.fsdp_config.mixed_precision.buffer_dtype": "FSDP2 leaves buffers in the dtype they were built in",
+    "trainer.ref.fsdp_config.mixed_precision.buffer_dtype": "FSDP2 leaves buffers in the dtype they were built in",
+}
+UNUSED_ON_CPU = {
+    "trainer.bf16": "bfloat16 is emulated on CPU, ten times slower and less exact: weights and compute are float32",
+    "trainer.policy.optimizer_config.offload_after_step": "there is no accelerator to move the optimizer off",
+}
+
+
+def report(cfg: Any, user_keys: tuple[str, ...]) -> KeyReport:
+    """What this backend does with each key that the user set."""
+    from skyrl.train.policy.process_group import (
+        resolve_device,
+    )  # torch loads seconds, and listing keys needs no torch
+
+    unused = UNUSED | (UNUSED_ON_CPU if resolve_device(cfg) == "cpu" else {})
+    mapped = {key: MAPPED[key] for key in user_keys if key in MAPPED}
+    idle = {key: unused[key] for key in user_keys if key in unused}
+    return KeyReport(
+        honoured=tuple(
+            key for key in user_keys if key not in mapped and key not in idle
+        ),
+        mapped=mapped,
+        unused=idle,
+    )
+
+
+PLUGIN = BackendPlugin(
+    name="fsdp",
+    policy_factory="skyrl.train.policy.fsdp.backend:build",
+    report=report,
+)

@@ -1,0 +1,169 @@
+"""The policy as the trainer sees it: one object, whatever number of ranks computes it and wherever they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from skyrl.train.backends import BackendPlugin
+from skyrl.train.policy.batch import TrajectoryBatch
+from skyrl.train.policy.contract import LossSpec, Role
+from skyrl.train.policy.minibatch import prepare
+from skyrl.train.policy.publishing import cast_layouts
+from skyrl.train.policy.sharding import MicroLimits, balance, num_micro_batches
+from skyrl.train.policy.worker import forward_limits, train_limits
+from skyrl.train.policy.workers import LocalWorkers, Workers
+from skyrl_rollout.weights.manifest import TensorLayout
+
+
+class PolicyGroup:
+    """All ranks of one role. Calls block until every rank is done; one caller at a time."""
+
+    def __init__(
+        self, workers: Workers, *, train: MicroLimits, forward: MicroLimits
+    ) -> None:
+        self._workers = workers
+        self._train_limits, self._forward_limits = train, forward
+        self._layout: tuple[TensorLayout, ...] | None = None
+
+    @classmethod
+    def create(
+        cls, cfg: Any, plugin: BackendPlugin, role: Role, *, total_steps: int = 0
+    ) -> PolicyGroup:
+        """Starts the role's workers: in this process when there is one, as Ray actors when there are more.
+
+        `total_steps` counts the optimizer steps of the whole run, for the schedule.
+        """
+        place = cfg.trainer.placement
+        nodes, per_node = (
+            getattr(place, f"{role}_num_nodes"),
+            getattr(place, f"{role}_num_gpus_per_node"),
+        )
+        workers: Workers
+        if nodes * per_node == 1:
+            workers = LocalWorkers(cfg, plugin, role, total_steps=total_steps)
+        else:
+            from skyrl.train.policy.ray_group import (
+                RayWorkers,
+            )  # starting Ray costs seconds: only where it is needed
+
+            workers = RayWorkers(
+                cfg,
+                plugin,
+                role,
+                nodes=nodes,
+                per_node=per_node,
+                total_steps=total_steps,
+            )
+        return cls(workers, train=train_limits(cfg), forward=forward_limits(cfg))
+
+    @property
+    def num_workers(self) -> int:
+        return self._workers.world_size
+
+    def logprobs(self, batch: TrajectoryBatch, *, temperature: float) -> torch.Tensor:
+        """CPU [T]: log_softmax(logits / temperature) of every response token under the current weights."""
+        shards, num_micro = self._cut(batch, self._forward_limits)
+        results = self._workers.run(
+            "logprobs",
+            [(_select(batch, shard), temperature, num_micro) for shard in shards],
+        )
+        index = torch.cat([batch.response_index(shard) for shard in shards])
+        values = torch.cat(
+            [r for r, shard in zip(results, shards, strict=True) if shard]
+        )
+        out = torch.empty(batch.loss_mask_T.numel(), dtype=values.dtype)
+        out[index] = values
+        return out
+
+    def update(self, minibatch: TrajectoryBatch, spec: LossSpec) -> dict[str, float]:
+        """One optimizer step on one mini-batch; its metrics, all of them over the whole mini-batch."""
+        return _add(self._workers.run("update", self._loss_arguments(minibatch, spec)))
+
+    def gradients(
+        self, minibatch: TrajectoryBatch, spec: LossSpec
+    ) -> dict[str, torch.Tensor]:
+        """What `update` would step along, before clipping; no step is taken. For checks."""
+        return self._workers.run("gradients", self._loss_arguments(minibatch, spec))[0]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """A CPU copy of all weights under their checkpoint names."""
+        return {name: t.clone() for name, t in self._everywhere("weights")[0].items()}
+
+    def layout(self) -> tuple[TensorLayout, ...]:
+        """Every tensor of the checkpoint, in the order in which it is published."""
+        if self._layout is None:
+            self._layout = self._everywhere("layout")[0]
+        return self._layout
+
+    def publish(
+        self,
+        targets: Sequence[Any],
+        *,
+        target_version: int,
+        dtype: str | None,
+        timeout_s: float,
+    ) -> Any:
+        """Rank 0 streams the weights, cast to `dtype`, to all targets (`PublishTarget`); returns its `PublishReport`
+        once every one of them serves `target_version`."""
+        layout = cast_layouts(self.layout(), dtype)
+        options = {"target_version": target_version, "timeout_s": timeout_s}
+        first = (layout, list(targets), options)
+        others = [(layout, None, options)] * (self.num_workers - 1)
+        return self._workers.run("publish", [first, *others])[0]
+
+    def save(self, folder: Path) -> None:
+        """Everything that a resumed run needs to go on bit for bit with the same number of workers."""
+        self._everywhere("save", Path(folder))
+
+    def load(self, folder: Path) -> None:
+        self._everywhere("load", Path(folder))
+
+    def save_hf(self, folder: Path) -> None:
+        """A folder that `transformers.AutoModelForCausalLM.from_pretrained` loads, without the tokenizer."""
+        self._everywhere("save_hf", Path(folder))
+
+    def offload(self) -> None:
+        """Moves weights and optimizer off the accelerator."""
+        self._everywhere("offload")
+
+    def onload(self) -> None:
+        self._everywhere("onload")
+
+    def close(self) -> None:
+        self._workers.close()
+
+    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        return self._workers.run(method, [arguments] * self.num_workers)
+
+    def _loss_arguments(
+        self, minibatch: TrajectoryBatch, spec: LossSpec
+    ) -> list[tuple[Any, ...]]:
+        prepared, normalisers = prepare(
+            minibatch, spec.algorithm, world_size=self.num_workers
+        )
+        shards, num_micro = self._cut(prepared, self._train_limits)
+        return [
+            (_select(prepared, shard), spec, normalisers, num_micro) for shard in shards
+        ]
+
+    def _cut(
+        self, batch: TrajectoryBatch, limits: MicroLimits
+    ) -> tuple[list[list[int]], int]:
+        shards = balance(batch.seq_lens_S, self.num_workers)
+        return shards, num_micro_batches(
+            [batch.seq_lens_S[shard] for shard in shards], limits
+        )
+
+
+def _select(batch: TrajectoryBatch, shard: list[int]) -> TrajectoryBatch | None:
+    return batch.select(shard) if shard else None
+
+
+def _add(shares: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Each rank's share of every metric, added up."""
+    names = dict.fromkeys(name for share in shares for name in share)
+    return {name: sum(share.get(name, 0.0) for share in shares) for name in names}
