@@ -1,9 +1,10 @@
-"""How one unary call is made: a deadline, retries while the canonical code allows them, and an error that names the wait."""
+"""How one unary call is made: a deadline, retries while the code allows them, an error that names the wait."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,22 @@ import grpc
 import grpc.aio
 
 from skyrl_rollout.errors import DeadlineExceeded, RolloutError, ServerUnreachable, from_rpc_error
+
+
+class Deadline:
+    """The end of a piece of work that takes several calls; each call gets what is left."""
+
+    def __init__(self, timeout_s: float, purpose: str) -> None:
+        self.timeout_s = timeout_s
+        self.purpose = purpose
+        self._ends_at = time.monotonic() + timeout_s
+
+    def left_s(self, what: str) -> float:
+        """Raises DeadlineExceeded, naming what it was about to wait for, when nothing is left."""
+        left = self._ends_at - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded(f"{self.purpose} did not end within {self.timeout_s:g} s: it had come to {what}")
+        return left
 
 
 @dataclass
@@ -87,5 +104,6 @@ def unreachable(url: str, what: str, waited_s: float, last: RolloutError | None)
     """The error for a server that did not answer at all."""
     cause = f" ({last.message.removeprefix(url + ': ')})" if last is not None else ""
     return ServerUnreachable(
-        f"no rollout server answers at {url}: tried {what} for {waited_s:g} s{cause}; start one there or correct the url"
+        f"no rollout server answers at {url}: tried {what} for {waited_s:.3g} s{cause}; "
+        "start one there or correct the url"
     )

@@ -110,7 +110,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Generation:
-    """All samples of one request, in sample order, with what the server says it really did."""
+    """All samples of one request, in sample order, with what the server says it really did.
+
+    num_restarts: how often a server that died made the request start over; the tokens of earlier runs are dropped.
+    """
 
     request_id: str
     instance_id: str
@@ -118,3 +121,4 @@ class Generation:
     effective: Sampling
     mode: LogprobMode
     cached_prompt_tokens: int = 0
+    num_restarts: int = 0
