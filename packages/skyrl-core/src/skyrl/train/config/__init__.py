@@ -1,6 +1,6 @@
 """The configuration of a run: typed, frozen, and strict about keys."""
 
-from skyrl.train.config.algorithm import AlgorithmConfig, KLControlConfig
+from skyrl.train.config.algorithm import AlgorithmConfig
 from skyrl.train.config.data import DataConfig, DataLoaderConfig
 from skyrl.train.config.environment import EnvironmentConfig, SkyRLGymConfig
 from skyrl.train.config.generator import (
@@ -35,7 +35,6 @@ __all__ = [
     "FSDPConfig",
     "GeneratorConfig",
     "InferenceEngineConfig",
-    "KLControlConfig",
     "MixedPrecisionConfig",
     "ModelConfig",
     "OptimizerConfig",

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from skyrl.train.config.part import ConfigPart, key, section
-
-
-class KLControlConfig(ConfigPart):
-    """Coefficient of the KL penalty on the reward (`trainer.algorithm.kl_ctrl.*`)."""
-
-    type: Literal["fixed", "adaptive"] = key("fixed", "fixed, or adaptive towards kl_target.")
-    kl_target: float = key(0.1, "Mean KL that the adaptive controller steers to.", gt=0)
-    horizon: int = key(10000, "Samples over which the adaptive controller reacts.", gt=0)
+from skyrl.train.config.part import ConfigPart, key
 
 
 class AlgorithmConfig(ConfigPart):
@@ -32,19 +24,14 @@ class AlgorithmConfig(ConfigPart):
     )
 
     use_kl_loss: bool = key(True, "Add a KL term against the reference model to the loss.")
-    use_kl_in_reward: bool = key(False, "Subtract the KL against the reference model from the rewards.")
     kl_loss_coef: float = key(1e-3, "Coefficient of the KL term.", ge=0)
     kl_estimator_type: str = key("k3", "KL estimator.")
-    kl_ctrl: KLControlConfig = section(KLControlConfig)
 
     use_entropy_loss: bool = key(False, "Add an entropy bonus.")
     entropy_loss_coef: float = key(0.01, "Coefficient of the entropy bonus.", ge=0)
 
     grpo_norm_by_std: bool = key(True, "Divide a group's advantages by the standard deviation of its rewards.")
     advantage_batch_normalize: bool = key(False, "Whiten advantages over the batch.")
-    zero_variance_filter: bool = key(False, "Mask groups whose rewards are all equal.")
-    zero_variance_filter_tol: float = key(1e-6, "Largest reward spread that counts as equal.", ge=0)
-    gamma: float = key(1.0, "Discount of later rewards.", ge=0, le=1)
 
     eps_clip_low: float = key(0.2, "The ratio is clipped below at 1 - eps_clip_low.", ge=0)
     eps_clip_high: float = key(0.2, "The ratio is clipped above at 1 + eps_clip_high.", ge=0)

@@ -59,10 +59,8 @@ def _translate_legacy(overrides: Overrides, problems: list[str]) -> tuple[Overri
             problems.append("generator.inference_engine.async_engine: only true is supported; leave it out")
     interval = "trainer.log_example_interval"
     if (written := out.leaves.pop(_path(interval), None)) is not None:
-        mapped[interval] = "off, as by default"
-        if isinstance(written.value, int) and written.value > 0:
-            out.leaves.setdefault(_path("trainer.print_example_interval"), written)
-            mapped[interval] = "renamed to trainer.print_example_interval"
+        out.leaves.setdefault(_path("trainer.print_example_interval"), written)
+        mapped[interval] = "renamed to trainer.print_example_interval"
     return out, mapped
 
 
@@ -91,9 +89,9 @@ def _place(
 
 def _unknown(cls: type[ConfigPart], path: Path_, written: Written) -> str:
     dotted, where = ".".join(path), "" if written.text is not None else f" (in {written.source})"
-    if len(path) > 1 and (found := schema.find(cls, path[:-1])) and len(found[0]) == len(path) - 1:
-        if schema.section_class(found[1]) is None:
-            return f"{dotted}: unknown key{where}: {'.'.join(path[:-1])} is a value, not a section"
+    found = schema.find(cls, path[:-1]) if len(path) > 1 else None
+    if found is not None and found[0] == path[:-1] and schema.section_class(found[1]) is None:
+        return f"{dotted}: unknown key{where}: {'.'.join(path[:-1])} is a value, not a section"
     return f"{dotted}: unknown key{where}{did_you_mean(dotted, schema.key_names(cls))}"
 
 

@@ -31,10 +31,12 @@ UNUSED = {
     "trainer.sequence_parallel_backend": "one sequence is not split over workers",
     "trainer.*.use_torch_compile": "the model runs uncompiled: the numbers are the same",
     "trainer.*.record_memory": "no memory snapshots are taken",
-    "trainer.*.fsdp_config.fsdp_size": "all workers form one sharding group",
     "trainer.critic.*": "the algorithm has no critic",
     "trainer.critic_mini_batch_size": "the algorithm has no critic",
     "trainer.placement.critic_*": "the algorithm has no critic",
+    "trainer.algorithm.gamma": "an outcome's reward is not discounted over the tokens of its response",
+    "trainer.algorithm.kl_ctrl.*": "there is no KL penalty on the reward",
+    "trainer.algorithm.zero_variance_filter_tol": "the zero-variance filter is off",
     "trainer.algorithm.lambd": "only an estimator with a critic reads it",
     "trainer.algorithm.value_clip": "only a critic reads it",
     "trainer.algorithm.value_head_prefix": "only a critic reads it",
@@ -51,7 +53,10 @@ UNUSED = {
     "trainer.use_expandable_segments": "a setting of the CUDA allocator; set PYTORCH_CUDA_ALLOC_CONF instead",
     "trainer.recompute_old_logprobs_per_minibatch": "old logprobs are made in micro-batches; the numbers are the same",
     "trainer.remove_microbatch_padding": "sequences are flat: there is no padding to remove",
-    "trainer.logprobs_chunk_size": "logprobs are made in micro-batches; the numbers are the same",
+    "trainer.eval_batch_size": "the server queues all evaluation prompts itself",
+    "trainer.dump_eval_results": "evaluation rollouts are not written to files",
+    "trainer.print_example_interval": "example rollouts are not printed",
+    "trainer.tags": "no tracker here has tags",
     "trainer.enable_ray_gpu_monitor": "figures of the GPUs are not collected",
     "trainer.num_logger_*_samples": "trackers get numbers, no tables of trajectories",
     "generator.use_cache_salt": "the server keys its cache by weight version, always",
@@ -73,13 +78,21 @@ UNUSED = {
 SWITCHES = (
     "trainer.*.model.fake_int4_qat.enabled", "trainer.*.model.lora.rank", "trainer.*.torch_profiler_config.enable",
     "trainer.*.sequence_parallel_size", "trainer.*.language_model_only", "trainer.critic.model.path",
-    "trainer.*.fsdp_config.fsdp_size", "trainer.mtp.enabled", "trainer.fully_async.enabled",
+    "trainer.mtp.enabled", "trainer.fully_async.enabled",
     "trainer.algorithm.dynamic_sampling.type", "trainer.algorithm.off_policy_correction.tis_ratio_type",
     "trainer.algorithm.off_policy_correction.sequence_mask_metric",
     "trainer.algorithm.off_policy_correction.outlier_token_*", "trainer.algorithm.off_policy_correction.token_mask_*",
     "generator.inference_engine.language_model_only", "generator.inference_engine.num_prefill",
     "generator.inference_engine.fully_sharded_loras",
 )  # fmt: skip
+
+# What to do instead, where there is more to say than that the key is not honoured.
+INSTEAD = {
+    "trainer.algorithm.use_kl_in_reward": "the KL penalty on the reward is not honoured by this version; take the KL "
+    "term of the loss, trainer.algorithm.use_kl_loss=true (public SkyRL takes one of the two, never both)",
+    "trainer.critic.model.path": "critics are not honoured by this version; take an estimator without one, such as "
+    "trainer.algorithm.advantage_estimator=grpo",
+}
 
 # Keys that users of other versions still write: what to write instead.
 RENAMED = {
@@ -124,14 +137,15 @@ def verdict(path: Path_, value: Any) -> tuple[str, str] | None:
     if owner is None:
         return None
     is_default = value == public_defaults()[owner] and type(value) is type(public_defaults()[owner])
+    refusal = "refused", INSTEAD.get(dotted, NOT_THE_DEFAULT.format(default=_shown(public_defaults()[owner])))
     if any(fnmatch.fnmatchcase(dotted, switch) for switch in SWITCHES) and not is_default:
-        return "refused", NOT_THE_DEFAULT.format(default=_shown(public_defaults()[owner]))
+        return refusal
     for pattern, why in UNUSED.items():
         if fnmatch.fnmatchcase(dotted, pattern):
             return "unused", why
     if is_default:
         return "unused", "it has its public default"
-    return "refused", NOT_THE_DEFAULT.format(default=_shown(public_defaults()[owner]))
+    return refusal
 
 
 def _public_owner(path: Path_) -> str | None:
@@ -152,4 +166,6 @@ def _literal(text: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, dict) else "{}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return "{}" if isinstance(value, dict) else str(value)

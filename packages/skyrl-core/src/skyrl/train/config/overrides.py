@@ -108,7 +108,9 @@ def _value(name: str, text: str) -> Any:
         container = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         if text[:1] in "[{":
-            raise ValueError(f"{name}={text}: not closed or not well-formed; quote it for the shell: '{name}=...'") from error
+            raise ValueError(
+                f"{name}={text}: not closed or not well-formed; quote it for the shell: '{name}=...'"
+            ) from error
         return text
     assert isinstance(container, dict)
     value = container["value"]

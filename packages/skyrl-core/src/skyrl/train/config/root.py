@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 from typing import Any
 
@@ -13,6 +15,16 @@ from skyrl.train.config.environment import EnvironmentConfig
 from skyrl.train.config.generator import GeneratorConfig
 from skyrl.train.config.part import ConfigPart, section
 from skyrl.train.config.trainer import TrainerConfig
+
+DERIVED = (
+    "trainer.ckpt_path",
+    "trainer.export_path",
+    "trainer.log_path",
+    "trainer.ref.model.path",
+    "trainer.algorithm.temperature",
+    "generator.max_input_length",
+    "generator.eval_sampling_params.max_generate_length",
+)
 
 
 class SkyRLTrainConfig(ConfigPart):
@@ -30,9 +42,33 @@ class SkyRLTrainConfig(ConfigPart):
         object.__setattr__(self, "generator", _derived_generator(self.generator, self.trainer))
         return self
 
+    def with_backend(self, name: str) -> SkyRLTrainConfig:
+        """This configuration with `trainer.backend=name`."""
+        return _with(self, trainer=_with(self.trainer, backend=name))
+
     def to_yaml(self) -> str:
-        """The resolved configuration as YAML: itself a valid `@file`."""
-        return OmegaConf.to_yaml(OmegaConf.create(_escaped(self.model_dump(mode="json"))))
+        """The configuration as YAML: itself a valid `@file` that builds this configuration again.
+
+        A key that follows others (`DERIVED`) stays unset in it, so that `@config.yaml trainer.run_name=other` does not
+        write into the first run's folders.
+        """
+        values = self.model_dump(mode="json")
+        for path in DERIVED:
+            *sections, name = path.split(".")
+            part: Any = type(self).model_fields[sections[0]].annotation
+            for section_name in sections[1:]:
+                part = part.model_fields[section_name].annotation
+            without = copy.deepcopy(values)
+            _below(without, sections)[name] = part.model_fields[name].get_default()
+            if type(self).model_validate_json(json.dumps(without)) == self:
+                values = without
+        return OmegaConf.to_yaml(OmegaConf.create(_escaped(values)))
+
+
+def _below(tree: dict[str, Any], sections: list[str]) -> dict[str, Any]:
+    for name in sections:
+        tree = tree[name]
+    return tree
 
 
 def _derived_trainer(trainer: TrainerConfig, generator: GeneratorConfig) -> TrainerConfig:

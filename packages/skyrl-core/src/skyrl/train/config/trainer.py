@@ -28,7 +28,9 @@ class TrainerConfig(ConfigPart):
         "fsdp",
         "Which trainer backend runs: a name among the installed ones (an addition).",
     )
-    strategy: Literal["fsdp", "fsdp2", "megatron"] = key("fsdp", "Sharding of the fsdp backend; fsdp2 is the same thing.")
+    strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
+        "fsdp", "Sharding of the fsdp backend; fsdp2 is the same thing."
+    )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "Where the policy trains (an addition).")
     progress: bool = key(True, "Show progress: a live line on a terminal, a line per step elsewhere (an addition).")
     seed: int = key(42, "Data order, sampling and initialisation derive from it.", ge=0)
@@ -45,7 +47,6 @@ class TrainerConfig(ConfigPart):
     update_epochs_per_batch: int = key(1, "Passes over each batch.", ge=1)
     micro_train_batch_size_per_gpu: int = key(1, "Sequences per backward pass of one worker.", ge=1)
     micro_forward_batch_size_per_gpu: int = key(1, "Sequences per forward-only pass of one worker.", ge=1)
-    max_tokens_per_microbatch: int = key(-1, "Tokens per pass of one worker at most; -1: no limit.", ge=-1)
     max_tokens_per_microbatch: int = key(
         -1,
         "Instead of a number of sequences, at most this many tokens (rows x longest row) per pass; 0 or less: off.",

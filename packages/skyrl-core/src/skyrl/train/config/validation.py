@@ -1,0 +1,205 @@
+"""Rules between keys: which numbers must divide which, which switches exclude each other, which names are known."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from skyrl.train.algorithms.advantages import ADVANTAGE_ESTIMATORS
+from skyrl.train.algorithms.kl import KL_ESTIMATORS
+from skyrl.train.algorithms.policy_losses import POLICY_LOSSES
+from skyrl.train.algorithms.reductions import LOSS_REDUCTIONS
+from skyrl.train.config.problems import ConfigError, listed
+from skyrl.train.config.root import SkyRLTrainConfig
+from skyrl.train.trackers import TRACKERS
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+$")
+URL_SCHEMES = ("grpc://", "grpcs://", "unix://")
+
+
+def validate(cfg: SkyRLTrainConfig) -> None:
+    """ConfigError lists every rule that the configuration breaks."""
+    problems = [problem for rule in RULES for problem in rule(cfg)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def batch_sizes(cfg: Any) -> Iterator[str]:
+    """Whole mini-batches in a batch, and work for every worker in each mini-batch."""
+    trainer, samples = cfg.trainer, cfg.generator.n_samples_per_prompt
+    train, mini = trainer.train_batch_size, trainer.policy_mini_batch_size
+    if mini > train:
+        yield (
+            f"trainer.policy_mini_batch_size={mini}: more prompts than trainer.train_batch_size={train}; "
+            f"a mini-batch is a part of the batch: set it to {train} or to a divisor of it"
+        )
+    elif train % mini:
+        below = max(d for d in range(1, mini) if train % d == 0)
+        yield (
+            f"trainer.train_batch_size={train} must be a multiple of trainer.policy_mini_batch_size={mini}: "
+            f"set the mini-batch to {below}, or the batch to {train // mini * mini} or {(train // mini + 1) * mini}"
+        )
+    workers = trainer.placement.policy_num_nodes * trainer.placement.policy_num_gpus_per_node
+    if mini * samples < workers:
+        yield (
+            f"trainer.policy_mini_batch_size={mini} x generator.n_samples_per_prompt={samples} = {mini * samples} "
+            f"samples must give each of the {workers} policy workers (trainer.placement.policy_num_nodes x "
+            f"policy_num_gpus_per_node) at least one: raise the mini-batch to {math.ceil(workers / samples)}"
+        )
+
+
+def lengths(cfg: Any) -> Iterator[str]:
+    generator, prompt = cfg.generator, cfg.trainer.max_prompt_length
+    if generator.max_turns == 1 and generator.max_input_length != prompt:
+        yield (
+            f"generator.max_input_length={generator.max_input_length} must equal trainer.max_prompt_length={prompt} "
+            f"where generator.max_turns=1: leave it out"
+        )
+    elif generator.max_input_length < prompt:
+        yield (
+            f"generator.max_input_length={generator.max_input_length} must be at least "
+            f"trainer.max_prompt_length={prompt}: a longer prompt could not start"
+        )
+
+
+def sampling(cfg: Any) -> Iterator[str]:
+    for name in ("sampling_params", "eval_sampling_params"):
+        asked = getattr(cfg.generator, name).logprobs
+        if asked not in (None, 0, 1):
+            yield f"generator.{name}.logprobs={asked}: expected null, 0 or 1 (the sampled token's)"
+    temperature = cfg.trainer.algorithm.temperature
+    if temperature <= 0:
+        yield (
+            f"trainer.algorithm.temperature={temperature}: expected more than 0; greedy samples of a prompt are all "
+            f"equal and carry no advantage: set generator.sampling_params.temperature above 0"
+        )
+
+
+def names(cfg: Any) -> Iterator[str]:
+    """Names that index a table of functions; users add theirs with the table's `register`."""
+    algorithm = cfg.trainer.algorithm
+    for table, name in (
+        (ADVANTAGE_ESTIMATORS, algorithm.advantage_estimator),
+        (POLICY_LOSSES, algorithm.policy_loss_type),
+        (LOSS_REDUCTIONS, algorithm.loss_reduction),
+        (KL_ESTIMATORS, algorithm.kl_estimator_type),
+    ):
+        if name not in table:
+            yield f"{table.key}={name}: {listed(name, table)}"
+    for name in cfg.trainer.logger:
+        if name not in TRACKERS:
+            yield f"trainer.logger={name}: {listed(name, TRACKERS)}"
+    if algorithm.loss_reduction == "seq_mean_token_sum_norm" and algorithm.max_seq_len is None:
+        yield (
+            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by trainer.algorithm.max_seq_len: set it"
+        )
+    offline = os.environ.get("WANDB_MODE", "") in ("offline", "disabled")
+    if "wandb" in cfg.trainer.logger and not os.environ.get("WANDB_API_KEY") and not offline:
+        yield (
+            "trainer.logger=wandb: the environment variable WANDB_API_KEY is not set; set it, set "
+            "WANDB_MODE=offline, or choose trainer.logger=['console','tensorboard']"
+        )
+
+
+def placement(cfg: Any) -> Iterator[str]:
+    trainer = cfg.trainer
+    place = trainer.placement
+    policy = (place.policy_num_nodes, place.policy_num_gpus_per_node)
+    ref = (place.ref_num_nodes, place.ref_num_gpus_per_node)
+    shared = place.colocate_all or place.colocate_policy_ref
+    if trainer.algorithm.use_kl_loss and shared and policy != ref and "ref_num_gpus_per_node" in place.model_fields_set:
+        yield (
+            f"trainer.placement.ref_num_nodes x ref_num_gpus_per_node = {ref[0]} x {ref[1]} must equal the policy's "
+            f"{policy[0]} x {policy[1]} where they share devices (trainer.placement.colocate_policy_ref)"
+        )
+    if trainer.strategy == "megatron" and trainer.backend == "fsdp":
+        yield "trainer.strategy=megatron: no Megatron engine here; write trainer.strategy=fsdp"
+
+
+def servers(cfg: Any) -> Iterator[str]:
+    engine, place = cfg.generator.inference_engine, cfg.trainer.placement
+    for url in engine.external_server_urls or ():
+        yield from _server_url(url)
+    if engine.external_server_urls is not None and not engine.external_server_urls:
+        yield "generator.inference_engine.external_server_urls=[]: expected at least one url, or leave it out"
+    if engine.external_server_urls and engine.run_engines_locally:
+        yield (
+            "generator.inference_engine.run_engines_locally=true contradicts external_server_urls: "
+            "leave it out, or leave the urls out"
+        )
+    if engine.external_server_urls and place.colocate_all:
+        yield (
+            "trainer.placement.colocate_all=true contradicts generator.inference_engine.external_server_urls: "
+            "external servers own their devices; leave it out"
+        )
+    if not engine.run_engines_locally and not engine.external_server_urls:
+        yield (
+            "generator.inference_engine.run_engines_locally=false needs the servers to connect to: "
+            "generator.inference_engine.external_server_urls=['grpc://host:50051']"
+        )
+    known = ("auto", "nccl", "shm", "inline")
+    if engine.weight_sync_backend not in known:
+        yield (
+            f"generator.inference_engine.weight_sync_backend={engine.weight_sync_backend}: "
+            f"{listed(engine.weight_sync_backend, known)}"
+        )
+    if engine.distributed_executor_backend not in ("mp", "ray"):
+        yield (
+            f"generator.inference_engine.distributed_executor_backend={engine.distributed_executor_backend}: "
+            f"expected mp or ray"
+        )
+
+
+def _server_url(url: str) -> Iterator[str]:
+    key = "generator.inference_engine.external_server_urls"
+    if url.startswith(("http://", "https://")):
+        scheme, rest = url.split("://", 1)
+        form = f"{'grpcs' if scheme == 'https' else 'grpc'}://{rest.rstrip('/')}"
+        yield f"{key}: {url} is an HTTP address, and rollout servers speak gRPC: write {form} (the server's gRPC port)"
+    elif not url.startswith(URL_SCHEMES):
+        yield f"{key}: {url!r} is not an address; write grpc://host:port, grpcs://host:port or unix:///path"
+
+
+def checkpoints(cfg: Any) -> Iterator[str]:
+    trainer = cfg.trainer
+    if trainer.max_ckpts_to_keep == 0:
+        yield "trainer.max_ckpts_to_keep=0: expected -1 (keep all) or at least 1"
+    if trainer.resume_mode == "from_path":
+        folder = Path(trainer.resume_path or "").expanduser()
+        if trainer.resume_path is None:
+            yield "trainer.resume_mode=from_path needs trainer.resume_path=FOLDER/global_step_N"
+        elif "global_step_" not in folder.name:
+            yield f"trainer.resume_path={folder}: expected a folder named global_step_N"
+        elif not folder.is_dir():
+            yield f"trainer.resume_path={folder}: no such folder"
+    elif trainer.resume_path is not None:
+        yield (
+            f"trainer.resume_path is only read with trainer.resume_mode=from_path (it is {trainer.resume_mode}): "
+            f"set that, or leave the path out"
+        )
+
+
+def model_paths(cfg: Any) -> Iterator[str]:
+    """A folder must exist; anything of the form owner/name is asked for at the hub later."""
+    paths = {"trainer.policy.model.path": cfg.trainer.policy.model.path}
+    if cfg.trainer.algorithm.use_kl_loss:
+        paths["trainer.ref.model.path"] = cfg.trainer.ref.model.path
+    told = set()
+    for key, path in paths.items():
+        folder = Path(path).expanduser()
+        if path in told or folder.is_dir() and (folder / "config.json").is_file():
+            continue
+        told.add(path)
+        if folder.is_dir():
+            yield f"{key}={path}: the folder has no config.json, so it is no Hugging Face checkpoint"
+        elif not HUB_NAME.match(path):
+            yield f"{key}={path}: no such folder; give the folder of a Hugging Face checkpoint, or owner/name on the hub"
+
+
+RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
+    model_paths, batch_sizes, lengths, sampling, names, placement, servers, checkpoints,
+)  # fmt: skip
