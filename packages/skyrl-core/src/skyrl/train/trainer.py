@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skyrl.train import checkpoints, metrics
+from skyrl.train import checkpoints, dumps, metrics
 from skyrl.train.algorithms import advantages
 from skyrl.train.display.closing import StepRow
 from skyrl.train.display.progress import Progress
@@ -60,10 +60,13 @@ class RayPPOTrainer:
         self.trackers, self.progress = trackers, progress
         self.n_samples = cfg.generator.n_samples_per_prompt
         self.temperature = cfg.generator.sampling_params.temperature
-        self.loss = LossSpec(algorithm=cfg.trainer.algorithm, temperature=self.temperature)
+        self.loss = LossSpec(
+            algorithm=cfg.trainer.algorithm, temperature=self.temperature
+        )
         self.store = checkpoints.CheckpointStore(
             Path(cfg.trainer.ckpt_path).expanduser(), keep=cfg.trainer.max_ckpts_to_keep
         )
+        self.export_folder = Path(cfg.trainer.export_path).expanduser()
         self.total_steps = training_steps(cfg, len(train_loader))
         self.result = TrainingResult()
         # One thread for all policy work: the event loop stays free for heartbeats while torch computes.
@@ -86,7 +89,9 @@ class RayPPOTrainer:
             with timers.phase("generate"):
                 trajectories = await self.collect(self.train_loader.next_batch(), step)
             with timers.phase("fwd_logprobs_values_reward"):
-                batch = await self.score(TrajectoryBatch.from_trajectories(trajectories))
+                batch = await self.score(
+                    TrajectoryBatch.from_trajectories(trajectories)
+                )
             with timers.phase("compute_advantages_and_returns"):
                 batch = self.advantages(batch)
             with timers.phase("train_critic_and_policy"):
@@ -96,6 +101,7 @@ class RayPPOTrainer:
         seconds = time.perf_counter() - started
         row = self.step_metrics(step, trajectories, batch, seconds) | update_metrics
         self.record(step, row, seconds)
+        self.show_and_dump(step, trajectories, batch)
         row |= await self.after_step(step, timers)
         self.trackers.log(row | timers.metrics(), step)
 
@@ -109,17 +115,23 @@ class RayPPOTrainer:
             sampling=self.generator.train_sampling,
             step=step,
             phase="train",
-            on_progress=lambda done, total: self.progress.waiting_for(f"rollouts {done}/{total}"),
+            on_progress=lambda done, total: self.progress.waiting_for(
+                f"rollouts {done}/{total}"
+            ),
         )
 
     async def score(self, batch: TrajectoryBatch) -> TrajectoryBatch:
         """Old logprobs of the current policy and, with a KL term, the reference's."""
         self.progress.waiting_for("logprobs of the policy")
-        old = await self.on_policy_thread(self.policy.logprobs, batch, temperature=self.temperature)
+        old = await self.on_policy_thread(
+            self.policy.logprobs, batch, temperature=self.temperature
+        )
         batch = batch.with_tensors(old_logprobs_T=old)
         if self.reference is not None:
             self.progress.waiting_for("logprobs of the reference")
-            ref = await self.on_policy_thread(self.reference.logprobs, batch, temperature=self.temperature)
+            ref = await self.on_policy_thread(
+                self.reference.logprobs, batch, temperature=self.temperature
+            )
             batch = batch.with_tensors(ref_logprobs_T=ref)
         return batch
 
@@ -131,8 +143,14 @@ class RayPPOTrainer:
         self.progress.waiting_for("the policy update")
         rows = []
         for _ in range(self.cfg.trainer.update_epochs_per_batch):
-            for minibatch in minibatches(batch, self.cfg.trainer.policy_mini_batch_size):
-                rows.append(await self.on_policy_thread(self.policy.update, minibatch, self.loss))
+            for minibatch in minibatches(
+                batch, self.cfg.trainer.policy_mini_batch_size
+            ):
+                rows.append(
+                    await self.on_policy_thread(
+                        self.policy.update, minibatch, self.loss
+                    )
+                )
         return metrics.mean_over_minibatches(rows)
 
     async def publish(self, *, step: int) -> None:
@@ -151,11 +169,20 @@ class RayPPOTrainer:
             sampling=self.generator.eval_sampling,
             step=step,
             phase="eval",
-            on_progress=lambda done, total: self.progress.waiting_for(f"evaluation {done}/{total}"),
+            on_progress=lambda done, total: self.progress.waiting_for(
+                f"evaluation {done}/{total}"
+            ),
         )
-        return evaluation.evaluation_metrics(trajectories, n)
+        row = evaluation.evaluation_metrics(trajectories, n)
+        if self.cfg.trainer.dump_eval_results:
+            self.result.files["evaluation rollouts"] = dumps.dump_evaluation(
+                self.export_folder, step, trajectories, row, self.tokenizer
+            )
+        return row
 
-    async def after_step(self, step: int, timers: metrics.StepTimers) -> dict[str, float]:
+    async def after_step(
+        self, step: int, timers: metrics.StepTimers
+    ) -> dict[str, float]:
         """Evaluation, checkpoint and export where the step is due for one."""
         trainer, last = self.cfg.trainer, step == self.total_steps
         out: dict[str, float] = {}
@@ -175,11 +202,15 @@ class RayPPOTrainer:
     async def restore(self) -> int:
         """The step to go on from: 0 for a fresh run."""
         folder = checkpoints.find_resume(
-            self.store, mode=self.cfg.trainer.resume_mode, resume_path=self.cfg.trainer.resume_path
+            self.store,
+            mode=self.cfg.trainer.resume_mode,
+            resume_path=self.cfg.trainer.resume_path,
         )
         if folder is None:
             if (aside := self.store.set_aside()) is not None:
-                self.progress.note(f"{self.store.folder} held another run's checkpoints: moved to {aside}")
+                self.progress.note(
+                    f"{self.store.folder} held another run's checkpoints: moved to {aside}"
+                )
             self.progress.resume_at(0, self.total_steps)
             return 0
         state = checkpoints.read_state(folder)
@@ -210,7 +241,7 @@ class RayPPOTrainer:
     async def export(self, step: int) -> None:
         """A Hugging Face folder, complete before it gets its name."""
         self.progress.waiting_for(f"the export of step {step}")
-        final = Path(self.cfg.trainer.export_path).expanduser() / f"global_step_{step}" / "policy"
+        final = self.export_folder / f"global_step_{step}" / "policy"
         await self.on_policy_thread(self._export, final)
         self.result.files["Hugging Face export"] = final
 
@@ -227,7 +258,11 @@ class RayPPOTrainer:
     # Reports
 
     def step_metrics(
-        self, step: int, trajectories: Sequence[Trajectory], batch: TrajectoryBatch, seconds: float
+        self,
+        step: int,
+        trajectories: Sequence[Trajectory],
+        batch: TrajectoryBatch,
+        seconds: float,
     ) -> dict[str, float]:
         return {
             **metrics.reward_metrics(trajectories, self.n_samples),
@@ -237,20 +272,44 @@ class RayPPOTrainer:
             "trainer/global_step": step,
             "trainer/epoch": self.train_loader.epoch,
             "trainer/weight_version": self.rollouts.version,
-            "trainer/tokens_per_second_per_gpu": metrics.tokens_per_second(batch, seconds, self.policy.num_workers),
+            "trainer/tokens_per_second_per_gpu": metrics.tokens_per_second(
+                batch, seconds, self.policy.num_workers
+            ),
         }
 
     def record(self, step: int, row: dict[str, float], seconds: float) -> None:
         self.result.last_step = step
         self.result.rows.append(
-            StepRow(step, row[f"reward/avg_pass_at_{self.n_samples}"], row["reward/avg_raw_reward"], seconds)
+            StepRow(
+                step,
+                row[f"reward/avg_pass_at_{self.n_samples}"],
+                row["reward/avg_raw_reward"],
+                seconds,
+            )
         )
-        self.progress.step_done(step, reward=row["reward/avg_raw_reward"], seconds=seconds)
+        self.progress.step_done(
+            step, reward=row["reward/avg_raw_reward"], seconds=seconds
+        )
 
-    async def on_policy_thread(self, work: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+    def show_and_dump(
+        self, step: int, trajectories: Sequence[Trajectory], batch: TrajectoryBatch
+    ) -> None:
+        """One example as text and the batch as a file, where the config asks for them."""
+        if due(step, self.cfg.trainer.print_example_interval, last=False):
+            self.progress.note(dumps.example(trajectories[0], self.tokenizer))
+        if self.cfg.trainer.dump_data_batch:
+            self.result.files["training batches"] = dumps.dump_batch(
+                self.export_folder, step, batch
+            ).parent
+
+    async def on_policy_thread(
+        self, work: Callable[..., R], *args: Any, **kwargs: Any
+    ) -> R:
         """Runs blocking policy work off the event loop; while it runs, a dead server is noticed by the next call."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._policy_thread, lambda: work(*args, **kwargs))
+        return await loop.run_in_executor(
+            self._policy_thread, lambda: work(*args, **kwargs)
+        )
 
 
 def training_steps(cfg: Any, steps_per_epoch: int) -> int:
@@ -265,11 +324,16 @@ def due(step: int, interval: int, last: bool) -> bool:
     return interval > 0 and (last or step % interval == 0)
 
 
-def minibatches(batch: TrajectoryBatch, prompts_per_minibatch: int) -> list[TrajectoryBatch]:
+def minibatches(
+    batch: TrajectoryBatch, prompts_per_minibatch: int
+) -> list[TrajectoryBatch]:
     """The batch cut into mini-batches of whole groups, in order of their first appearance."""
     groups: dict[int, list[int]] = {}
     for s, g in enumerate(batch.group_ids_S.tolist()):
         groups.setdefault(g, []).append(s)
     rows = list(groups.values())
-    cuts = [rows[i : i + prompts_per_minibatch] for i in range(0, len(rows), prompts_per_minibatch)]
+    cuts = [
+        rows[i : i + prompts_per_minibatch]
+        for i in range(0, len(rows), prompts_per_minibatch)
+    ]
     return [batch.select([s for group in cut for s in group]) for cut in cuts]
