@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from skyrl_rollout.tokens import VersionSpan
 from skyrl_rollout.versions import VersionLedger, versions_per_token
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class AttachedStream:
     def is_complete(self) -> bool:
         return self._open_samples == 0
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Typed events in order, seq dense. Raises the server's error, DeadlineExceeded, ServerUnreachable or
         CorruptBytes."""
         loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class AttachedStream:
                 error = raised_here
             await self._wait_before_retry(error, backoff)
 
-    async def _connection(self) -> AsyncIterator[Event]:
+    async def _connection(self) -> AsyncGenerator[Event, None]:
         """The events of one call, from where the last one broke."""
         resumed = self._seq > 0
         self._request.resume_after = self._seq

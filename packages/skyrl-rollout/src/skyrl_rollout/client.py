@@ -1,11 +1,11 @@
-"""One rollout server seen from a trainer or an agent: typed calls, each with a deadline; no protobuf object gets out."""
+"""One rollout server seen from a trainer or an agent: typed calls with deadlines; no protobuf object gets out."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 
 import grpc
@@ -148,7 +148,7 @@ class RolloutClient:
         detach_grace_s: float = DETACH_GRACE_S,
         unreachable_s: float | None = None,
         tokens_per_event: int = TOKENS_PER_EVENT,
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """The events behind `generate`, as they come: Started, Delta, SampleFinished, Heartbeat.
 
         A second `Started` says that the server was replaced and the run began anew.
@@ -186,15 +186,14 @@ class RolloutClient:
             raise ValueError(f"on_commit is one of {sorted(_ON_COMMIT)}, not {on_commit!r}")
         if num_samples < 1:
             raise ValueError(f"num_samples is at least 1, not {num_samples}")
+        version = generation_pb2.VersionPolicy(min_weight_version=min_weight_version, on_commit=_ON_COMMIT[on_commit])
         request = generation_pb2.GenerateRequest(
             request_id=request_id,
             prompt_token_ids=wire.token_bytes(prompt_token_ids),
             sampling=wire.sampling_to_pb(sampling),
-            logprobs=generation_pb2.LogprobOptions(mode=int(mode)),
+            logprobs=generation_pb2.LogprobOptions(mode=wire.LOGPROB_MODES[mode]),
             num_samples=num_samples,
-            version=generation_pb2.VersionPolicy(
-                min_weight_version=min_weight_version, on_commit=_ON_COMMIT[on_commit]
-            ),
+            version=version,
             stream=generation_pb2.StreamOptions(final_only=final_only, min_tokens_per_event=tokens_per_event),
         )
         request.stream.heartbeat.FromNanoseconds(int(self._heartbeat_s * 1e9))
@@ -202,7 +201,7 @@ class RolloutClient:
             request.detach_grace.FromNanoseconds(int(detach_grace_s * 1e9))
         return request
 
-    async def _run(self, request: generation_pb2.GenerateRequest, patience: Patience) -> AsyncIterator[Event]:
+    async def _run(self, request: generation_pb2.GenerateRequest, patience: Patience) -> AsyncGenerator[Event, None]:
         stream = AttachedStream(self._channel, self._caller, request, patience)
         try:
             async with aclosing(stream.events()) as events:
@@ -213,8 +212,8 @@ class RolloutClient:
                 # Nobody comes back for it: without this the server would work on through the grace.
                 self._later(self._abort(generation_pb2.AbortGenerationsRequest(request_ids=[request.request_id])))
 
-    def _later(self, cleanup: object) -> None:
-        task = asyncio.ensure_future(cleanup)
+    def _later(self, cleanup: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(cleanup)
         self._cleanups.add(task)
         task.add_done_callback(self._cleanups.discard)
 
@@ -237,7 +236,8 @@ class RolloutClient:
         """The epoch that fences every control call. claim_epoch: a given one above all seen. Raises Fenced."""
         request = control_pb2.AcquireControlRequest(owner=owner, claim_epoch=claim_epoch)
         pb = await self._caller(self._engine.AcquireControl, request, what="AcquireControl", timeout_s=timeout_s)
-        return pb.trainer_epoch
+        epoch: int = pb.trainer_epoch
+        return epoch
 
     async def pause(
         self,
@@ -248,9 +248,9 @@ class RolloutClient:
         lease_s: float = 60.0,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> str:
-        """Stops tokens: mode "abort", "wait" or "keep"; admission of new work "queue" or "reject". Returns the pause id.
+        """Stops tokens: mode "abort", "wait" or "keep"; admission of new work "queue" or "reject".
 
-        The server resumes alone after `lease_s`. A deadline that expires ends the pause on the server too.
+        Returns the pause id. The server resumes alone after `lease_s`; a deadline that expires ends the pause too.
         """
         for value, table in ((mode, wire.PAUSE_MODES), (admission, wire.ADMISSIONS)):
             if value not in table:
@@ -261,23 +261,25 @@ class RolloutClient:
         )
         request.lease.FromNanoseconds(int(lease_s * 1e9))
         pb = await self._caller(self._engine.Pause, request, what="Pause", timeout_s=timeout_s)
-        return pb.pause_id
+        pause_id: str = pb.pause_id
+        return pause_id
 
     async def resume(self, epoch: int, pause_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> int:
         """Ends that pause; returns the version that serves. Raises UnknownPause when it is not held (any more)."""
         request = control_pb2.ResumeRequest(fence=_fence(epoch), pause_id=pause_id)
-        return (await self._caller(self._engine.Resume, request, what="Resume", timeout_s=timeout_s)).weight_version
+        pb = await self._caller(self._engine.Resume, request, what="Resume", timeout_s=timeout_s)
+        version: int = pb.weight_version
+        return version
 
     async def status(self, *, timeout_s: float = CALL_TIMEOUT_S) -> ServerStatus:
         """State, versions and load at this moment."""
-        async with asyncio.timeout(timeout_s) as clock:
-            with contextlib.suppress(TimeoutError):
-                async with aclosing(self.watch_status(timeout_s)) as reports:
-                    async for report in reports:
-                        return report
-        raise DeadlineExceeded(f"no answer to WatchStatus within {timeout_s:g} s from {self.url}") from None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), aclosing(self.watch_status(timeout_s)) as reports:
+                async for report in reports:
+                    return report
+        raise DeadlineExceeded(f"no answer to WatchStatus within {timeout_s:g} s from {self.url}")
 
-    async def watch_status(self, interval_s: float = 1.0) -> AsyncIterator[ServerStatus]:
+    async def watch_status(self, interval_s: float = 1.0) -> AsyncGenerator[ServerStatus, None]:
         """A report at once and then every `interval_s`. Raises ServerUnreachable when they stop."""
         request = control_pb2.WatchStatusRequest()
         request.interval.FromNanoseconds(int(interval_s * 1e9))
@@ -301,7 +303,7 @@ class RolloutClient:
         """Whether `service` ("" is the whole server) can serve. An unreachable server is an error, not False."""
         request = health_pb2.HealthCheckRequest(service=service)
         pb = await self._caller(self._health.Check, request, what="health Check", timeout_s=timeout_s)
-        return pb.status == health_pb2.HealthCheckResponse.SERVING
+        return bool(pb.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def close(self) -> None:
         """Waits for aborts under way (2 s at most) and closes the connection; running generations end in an error."""

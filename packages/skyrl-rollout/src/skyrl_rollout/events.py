@@ -122,9 +122,7 @@ def _started(seq: int, pb: generation_pb2.Started) -> Started:
     try:
         mode = LogprobMode(pb.mode)
     except ValueError:
-        raise ProtocolMismatch(
-            f"the server answers in logprob mode {pb.mode}, which this client did not ask for"
-        ) from None
+        raise ProtocolMismatch(f"the server answers in logprob mode {pb.mode}, which nobody asked for") from None
     return Started(
         seq,
         pb.instance_id,

@@ -51,10 +51,11 @@ class RolloutPool:
             return_exceptions=True,
         )
         failures = [d for d in dialled if isinstance(d, BaseException)]
+        clients = [d for d in dialled if isinstance(d, RolloutClient)]
         if failures:
-            await asyncio.gather(*(d.close() for d in dialled if isinstance(d, RolloutClient)))
+            await asyncio.gather(*(c.close() for c in clients))
             raise failures[0]
-        return cls(dialled)
+        return cls(clients)
 
     async def __aenter__(self) -> RolloutPool:
         return self

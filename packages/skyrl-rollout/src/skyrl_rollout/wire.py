@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from skyrl_rollout.tokens import Sampling, VersionSpan
+from skyrl_rollout.tokens import LogprobMode, Sampling, VersionSpan
 from skyrl_rollout.v1 import control_pb2, generation_pb2, tensor_pb2, weights_pb2
 from skyrl_rollout.weights.manifest import ITEM_BYTES, Manifest, TensorLayout, TensorSpec
 
@@ -14,13 +16,25 @@ LOGPROB_DTYPE = np.dtype("<f4")
 SCALAR_TYPES: dict[str, int] = {name: tensor_pb2.ScalarType.Value(f"SCALAR_TYPE_{name.upper()}") for name in ITEM_BYTES}
 DTYPE_NAMES = {number: name for name, number in SCALAR_TYPES.items()}
 
-PAUSE_MODES: dict[str, int] = {
+PAUSE_MODES: dict[str, control_pb2.PauseMode] = {
     "abort": control_pb2.PAUSE_MODE_ABORT,
     "wait": control_pb2.PAUSE_MODE_WAIT,
     "keep": control_pb2.PAUSE_MODE_KEEP,
 }
-ADMISSIONS: dict[str, int] = {"queue": control_pb2.ADMISSION_QUEUE, "reject": control_pb2.ADMISSION_REJECT}
-KV_POLICIES: dict[str, int] = {"recompute": control_pb2.KV_POLICY_RECOMPUTE, "retain": control_pb2.KV_POLICY_RETAIN}
+ADMISSIONS: dict[str, control_pb2.Admission] = {
+    "queue": control_pb2.ADMISSION_QUEUE,
+    "reject": control_pb2.ADMISSION_REJECT,
+}
+KV_POLICIES: dict[str, control_pb2.KvPolicy] = {
+    "recompute": control_pb2.KV_POLICY_RECOMPUTE,
+    "retain": control_pb2.KV_POLICY_RETAIN,
+}
+
+LOGPROB_MODES: dict[LogprobMode, generation_pb2.LogprobMode] = {
+    LogprobMode.RAW: generation_pb2.LOGPROB_MODE_RAW,
+    LogprobMode.TEMPERATURE: generation_pb2.LOGPROB_MODE_TEMPERATURE,
+    LogprobMode.SAMPLING: generation_pb2.LOGPROB_MODE_SAMPLING,
+}
 
 _SCALARS = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "min_tokens", "ignore_eos", "seed",
@@ -28,7 +42,7 @@ _SCALARS = (
 )  # fmt: skip
 
 
-def token_bytes(ids: np.ndarray) -> bytes:
+def token_bytes(ids: Sequence[int] | np.ndarray) -> bytes:
     """int [n] -> little-endian int32 bytes. Raises ValueError for another shape or an id outside [0, 2**31)."""
     ids = np.asarray(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):

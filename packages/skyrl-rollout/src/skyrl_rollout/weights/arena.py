@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -76,7 +77,8 @@ class Arena:
         self.buffer.release()
         if self.segment:
             self.segment.close()
-        else:
+            return
+        with contextlib.suppress(BufferError):  # someone still holds a view; the pages go when it does
             self._map.close()
 
 

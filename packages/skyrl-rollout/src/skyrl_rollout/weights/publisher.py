@@ -1,4 +1,4 @@
-"""New weights to every replica or to none: all servers hold and have verified the bytes before the first one commits."""
+"""New weights to every replica or to none: all servers have verified the bytes before the first one commits."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class WeightPublisher:
         with _timed(seconds, "transfer"):
             await _all(u.transfer(arena) for u in updates)
         with _timed(seconds, "seal"):
-            await _all(u.seal() for u in updates)
+            await _all(u.seal(arena) for u in updates)
         with _timed(seconds, "commit"):
             await _commit(updates)
         return PublishReport(

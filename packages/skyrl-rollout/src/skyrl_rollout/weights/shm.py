@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -71,10 +72,8 @@ class Segment:
         """Unlinks the name; readers that have it mapped keep their pages. A forked child leaves the name alone."""
         if os.getpid() == self._owner_pid:
             (SHM_DIR / self.name).unlink(missing_ok=True)
-        try:
+        with contextlib.suppress(BufferError):  # someone still holds a view; the pages go when it does
             self._map.close()
-        except BufferError:  # someone still holds a view; the pages go when it does
-            pass
 
 
 def map_segment(name: str, nbytes: int) -> mmap.mmap:

@@ -20,6 +20,7 @@ from skyrl_rollout.errors import (
     OffsetHole,
     RolloutError,
     ServerUnreachable,
+    WrongState,
     from_rpc_error,
 )
 from skyrl_rollout.protocol import PROTOCOL_MINOR, build, check_server
@@ -97,8 +98,25 @@ class ServerUpdate:
         )
         request.lease.FromNanoseconds(int((left + LEASE_MARGIN_S) * 1e9))
         self.progress.begun = True  # before the call: a lost reply leaves an open update behind
-        reply = await self._call(self._weights.BeginUpdate, request, what="BeginUpdate", timeout_s=left)
+        try:
+            reply = await self._call(self._weights.BeginUpdate, request, what="BeginUpdate", timeout_s=left)
+        except WrongState as error:
+            if not await self._clear(error):
+                raise
+            reply = await self._call(self._weights.BeginUpdate, request, what="BeginUpdate", timeout_s=left)
         self._chunk_bytes = inline.chunk_bytes(reply.chunk_bytes, self.info.limits.max_chunk_bytes)
+
+    async def _clear(self, refusal: WrongState) -> bool:
+        """Aborts the update that is in the way. The epoch says that it is this trainer's own: a connection that broke
+        kept its abort from arriving."""
+        open_id = refusal.details.get("update_id")
+        if not open_id:
+            return False
+        log.warning("aborting update %s, left open at %s by an earlier publish", open_id, self.target.url)
+        request = weights_pb2.AbortUpdateRequest(fence=self._fence(), update_id=open_id)
+        left = self.deadline.left_s("AbortUpdate")
+        await self._call(self._weights.AbortUpdate, request, what="AbortUpdate", timeout_s=left)
+        return True
 
     def _transport_pb(self, arena: Arena) -> weights_pb2.Transport:
         if self.transport == "inline":
@@ -152,11 +170,18 @@ class ServerUpdate:
         async for _ in call:
             pass
 
-    async def seal(self) -> None:
-        """The server verifies every digest. Raises CorruptBytes where one does not hold."""
+    async def seal(self, arena: Arena) -> None:
+        """The server verifies every digest; bytes damaged on their way are sent once more. Raises CorruptBytes."""
         request = weights_pb2.SealUpdateRequest(fence=self._fence(), update_id=self.update_id)
-        left = self.deadline.left_s("SealUpdate")
-        reply = await self._call(self._weights.SealUpdate, request, what="SealUpdate", timeout_s=left)
+        what = "SealUpdate"
+        try:
+            reply = await self._call(self._weights.SealUpdate, request, what=what, timeout_s=self.deadline.left_s(what))
+        except CorruptBytes as error:
+            if self.transport != "inline":
+                raise
+            log.warning("%s: %s; sending again", self.target.url, error)
+            await self.transfer(arena)
+            reply = await self._call(self._weights.SealUpdate, request, what=what, timeout_s=self.deadline.left_s(what))
         if reply.state != weights_pb2.UPDATE_STATE_SEALED:
             raise RolloutError(f"{self.target.url} answered SealUpdate with state {_state_name(reply.state)}")
 
