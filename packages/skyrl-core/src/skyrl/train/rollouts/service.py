@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from skyrl_rollout.errors import RolloutError, ServerUnreachable
+from skyrl_rollout.pool import RolloutPool
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 from skyrl.train.launch.server import ServerProcess
@@ -60,14 +61,15 @@ class RolloutService:
         """
         urls = list(cfg.generator.inference_engine.external_server_urls or ())
         processes = [] if urls else await start_servers(cfg, str(model_path), on_wait)
-        pool = watch = None
+        pool: RolloutPool | None = None
+        watch: ServerWatch | None = None
         try:
             on_wait("the connection to " + ", ".join(urls or [p.url for p in processes]))
-            pool = await WatchedPool.connect(urls or [p.url for p in processes], timeout_s=CONNECT_TIMEOUT_S)
-            watch = pool.watch = ServerWatch(processes, () if processes else pool.clients)
+            pool = await RolloutPool.connect(urls or [p.url for p in processes], timeout_s=CONNECT_TIMEOUT_S)
+            watch = ServerWatch(processes, () if processes else pool.clients)
             owner = f"{cfg.trainer.run_name}@{socket.gethostname()}:{os.getpid()}"
             epoch = await pool.acquire_control(owner, timeout_s=CONTROL_TIMEOUT_S)
-            return cls(cfg, processes, pool, watch, epoch)
+            return cls(cfg, processes, WatchedPool(pool.clients, watch), watch, epoch)
         except BaseException:
             await _close(processes, pool, watch)
             raise
@@ -129,7 +131,7 @@ async def start_servers(cfg: Any, model_path: str, on_wait: Callable[[str], None
     return started
 
 
-async def _close(processes: Sequence[ServerProcess], pool: WatchedPool | None, watch: ServerWatch | None) -> None:
+async def _close(processes: Sequence[ServerProcess], pool: RolloutPool | None, watch: ServerWatch | None) -> None:
     """Each part is ended whatever happens to the others."""
     ending = [asyncio.to_thread(process.stop) for process in processes]
     if watch is not None:

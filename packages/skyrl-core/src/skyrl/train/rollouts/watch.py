@@ -59,9 +59,10 @@ class ServerWatch:
 
     async def guard(self, work: Coroutine[Any, Any, R]) -> R:
         """`work`, ended by ServerDied as soon as a server is gone."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work)
+        first: set[asyncio.Future[Any]] = {task, self._gone}
         try:
-            await asyncio.wait({task, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 self.raise_if_gone()
             elif isinstance(task.exception(), ServerUnreachable):
@@ -121,10 +122,12 @@ class ServerWatch:
 
 
 class WatchedPool(RolloutPool):
-    """A pool whose generations end at once when a server is gone. `watch` is set by the service that owns it."""
+    """A pool whose generations end at once when a server is gone."""
 
-    watch: ServerWatch
+    def __init__(self, clients: Sequence[RolloutClient], watch: ServerWatch) -> None:
+        super().__init__(clients)
+        self._watch = watch
 
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         """`RolloutPool.generate`; raises ServerDied too."""
-        return await self.watch.guard(super().generate(*args, **kwargs))
+        return await self._watch.guard(super().generate(*args, **kwargs))
