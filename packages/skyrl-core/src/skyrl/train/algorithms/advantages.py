@@ -35,22 +35,14 @@ def grpo(batch: TrajectoryBatch, algorithm: Any) -> tuple[torch.Tensor, torch.Te
     count_G = segment_sum(ones_S, groups_S, num_groups)
     mean_G = segment_sum(scores_S, groups_S, num_groups) / count_G
     centred_S = scores_S - mean_G[groups_S]
-    var_G = segment_sum(centred_S.square(), groups_S, num_groups) / (count_G - 1).clamp(
-        min=1
-    )
-    normalised_S = (
-        centred_S / (var_G.sqrt()[groups_S] + STD_EPS)
-        if algorithm.grpo_norm_by_std
-        else centred_S
-    )
+    var_G = segment_sum(centred_S.square(), groups_S, num_groups) / (count_G - 1).clamp(min=1)
+    normalised_S = centred_S / (var_G.sqrt()[groups_S] + STD_EPS) if algorithm.grpo_norm_by_std else centred_S
     single_S = count_G[groups_S] == 1
     advantages_T = _per_token(torch.where(single_S, scores_S, normalised_S), batch)
     return advantages_T, advantages_T
 
 
-ADVANTAGE_ESTIMATORS: Table[Estimator] = Table(
-    "trainer.algorithm.advantage_estimator", {"grpo": grpo}
-)
+ADVANTAGE_ESTIMATORS: Table[Estimator] = Table("trainer.algorithm.advantage_estimator", {"grpo": grpo})
 
 
 def register_advantage_estimator(name: str, estimator: Estimator) -> Estimator:
@@ -60,17 +52,13 @@ def register_advantage_estimator(name: str, estimator: Estimator) -> Estimator:
 
 def estimate(batch: TrajectoryBatch, algorithm: Any) -> TrajectoryBatch:
     """The batch with `advantages_T` and `returns_T` of the configured estimator. ValueError for an unknown name."""
-    advantages_T, returns_T = ADVANTAGE_ESTIMATORS.pick(algorithm.advantage_estimator)(
-        batch, algorithm
-    )
+    advantages_T, returns_T = ADVANTAGE_ESTIMATORS.pick(algorithm.advantage_estimator)(batch, algorithm)
     return batch.with_tensors(advantages_T=advantages_T, returns_T=returns_T)
 
 
 def scores(batch: TrajectoryBatch) -> torch.Tensor:
     """float64 [S]: the sum of each sample's rewards."""
-    return segment_sum(
-        batch.rewards_T.double(), batch.segment_ids_T, batch.num_sequences
-    )
+    return segment_sum(batch.rewards_T.double(), batch.segment_ids_T, batch.num_sequences)
 
 
 def normalise(advantages_T: torch.Tensor, loss_mask_T: torch.Tensor) -> torch.Tensor:
@@ -82,9 +70,7 @@ def normalise(advantages_T: torch.Tensor, loss_mask_T: torch.Tensor) -> torch.Te
     mean = (advantages_T.double() * mask_T).sum() / count
     centred_T = advantages_T.double() - mean
     variance = (centred_T.square() * mask_T).sum() / count
-    return (centred_T * variance.clamp(min=MIN_VARIANCE).rsqrt() * mask_T).to(
-        advantages_T.dtype
-    )
+    return (centred_T * variance.clamp(min=MIN_VARIANCE).rsqrt() * mask_T).to(advantages_T.dtype)
 
 
 def _per_token(values_S: torch.Tensor, batch: TrajectoryBatch) -> torch.Tensor:

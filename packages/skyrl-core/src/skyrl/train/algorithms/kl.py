@@ -35,27 +35,18 @@ def k2(delta_T: torch.Tensor) -> torch.Tensor:
 def k3(delta_T: torch.Tensor) -> torch.Tensor:
     """exp(-d) - 1 + d: unbiased, never negative; d clamped to [-20, 20], the value to [-10, 10]."""
     minus_delta_T = (-delta_T).clamp(-K3_DELTA_LIMIT, K3_DELTA_LIMIT)
-    return (minus_delta_T.exp() - 1 - minus_delta_T).clamp(
-        -K3_VALUE_LIMIT, K3_VALUE_LIMIT
-    )
+    return (minus_delta_T.exp() - 1 - minus_delta_T).clamp(-K3_VALUE_LIMIT, K3_VALUE_LIMIT)
 
 
 KL_ESTIMATORS: Table[KlEstimator] = Table(
-    "trainer.algorithm.kl_estimator_type",
-    {"k1": k1, "abs": absolute, "k2": k2, "k3": k3},
+    "trainer.algorithm.kl_estimator_type", {"k1": k1, "abs": absolute, "k2": k2, "k3": k3}
 )
 
 
 def token_kl(
-    logprobs_T: torch.Tensor,
-    ref_logprobs_T: torch.Tensor,
-    loss_mask_T: torch.Tensor,
-    *,
-    estimator: str,
+    logprobs_T: torch.Tensor, ref_logprobs_T: torch.Tensor, loss_mask_T: torch.Tensor, *, estimator: str
 ) -> torch.Tensor:
     """[T]: the estimate on trained tokens, exactly 0 elsewhere even where a logprob is NaN."""
     trained_T = loss_mask_T > 0
-    delta_T = torch.where(
-        trained_T, logprobs_T - ref_logprobs_T, torch.zeros_like(logprobs_T)
-    )
+    delta_T = torch.where(trained_T, logprobs_T - ref_logprobs_T, torch.zeros_like(logprobs_T))
     return KL_ESTIMATORS.pick(estimator)(delta_T)

@@ -1,4 +1,4 @@
-"""Logprobs of the sampled tokens and the entropy of their distributions, from logits, a block of positions at a time."""
+"""Logprobs of the sampled tokens and the entropy of their distributions, from logits, block by block."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def token_logprobs(
-    logits_TV: torch.Tensor,
-    labels_T: torch.Tensor,
-    *,
-    temperature: float,
-    with_entropy: bool,
-    block: int = 1024,
+    logits_TV: torch.Tensor, labels_T: torch.Tensor, *, temperature: float, with_entropy: bool, block: int = 1024
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(logprobs_T, entropy_T or None) of softmax(logits / temperature), in float32 (float64 logits stay float64).
 
@@ -21,9 +16,7 @@ def token_logprobs(
     ValueError for a temperature that is not above 0.
     """
     if temperature <= 0:
-        raise ValueError(
-            f"temperature {temperature} has no logprobs to train on: it must be above 0"
-        )
+        raise ValueError(f"temperature {temperature} has no logprobs to train on: it must be above 0")
     if logits_TV.shape[0] <= block:
         return _block(logits_TV, labels_T, temperature, with_entropy)
     parts = []
@@ -31,20 +24,13 @@ def token_logprobs(
         cut = slice(start, start + block)
         arguments = (logits_TV[cut], labels_T[cut], temperature, with_entropy)
         recompute = torch.is_grad_enabled() and logits_TV.requires_grad
-        parts.append(
-            checkpoint(_block, *arguments, use_reentrant=False)
-            if recompute
-            else _block(*arguments)
-        )
+        parts.append(checkpoint(_block, *arguments, use_reentrant=False) if recompute else _block(*arguments))
     logprobs_T = torch.cat([p[0] for p in parts])
     return logprobs_T, torch.cat([p[1] for p in parts]) if with_entropy else None
 
 
 def _block(
-    logits_TV: torch.Tensor,
-    labels_T: torch.Tensor,
-    temperature: float,
-    with_entropy: bool,
+    logits_TV: torch.Tensor, labels_T: torch.Tensor, temperature: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     wide = logits_TV if logits_TV.dtype == torch.float64 else logits_TV.float()
     scaled_TV = wide if temperature == 1.0 else wide / temperature

@@ -39,11 +39,7 @@ def micro_loss(
         shares["policy_kl"] = kl
     if entropy_T is not None:
         entropy = (entropy_T * mean_weights_T).sum()
-        loss = (
-            loss - algorithm.entropy_loss_coef * entropy
-            if algorithm.use_entropy_loss
-            else loss
-        )
+        loss = loss - algorithm.entropy_loss_coef * entropy if algorithm.use_entropy_loss else loss
         shares["policy_entropy"] = entropy
     for name, values_T in token_loss.metrics_T.items():
         shares[f"loss_metrics/{name}"] = (values_T.to(dtype) * mean_weights_T).sum()
@@ -51,27 +47,18 @@ def micro_loss(
     return loss, {f"policy/{name}": share.detach() for name, share in shares.items()}
 
 
-def _kl(
-    micro: TrajectoryBatch, logprobs_T: torch.Tensor, algorithm: Any
-) -> torch.Tensor:
+def _kl(micro: TrajectoryBatch, logprobs_T: torch.Tensor, algorithm: Any) -> torch.Tensor:
     """Mean over sequences of each one's mean KL over trained tokens, whatever `loss_reduction` is."""
     if micro.ref_logprobs_T is None:
-        raise ValueError(
-            "trainer.algorithm.use_kl_loss needs the reference's logprobs (ref_logprobs_T) in the batch"
-        )
+        raise ValueError("trainer.algorithm.use_kl_loss needs the reference's logprobs (ref_logprobs_T) in the batch")
     kl_T = token_kl(
-        logprobs_T,
-        micro.ref_logprobs_T.to(logprobs_T.dtype),
-        micro.loss_mask_T,
-        estimator=algorithm.kl_estimator_type,
+        logprobs_T, micro.ref_logprobs_T.to(logprobs_T.dtype), micro.loss_mask_T, estimator=algorithm.kl_estimator_type
     )
     return (kl_T * micro.kl_weights_T.to(logprobs_T.dtype)).sum()
 
 
 def _loss_inputs(micro: TrajectoryBatch, logprobs_T: torch.Tensor) -> LossInputs:
-    assert micro.old_logprobs_T is not None and micro.advantages_T is not None, (
-        "score and estimate before an update"
-    )
+    assert micro.old_logprobs_T is not None and micro.advantages_T is not None, "score and estimate before an update"
     dtype = logprobs_T.dtype
     return LossInputs(
         logprobs_T=logprobs_T,

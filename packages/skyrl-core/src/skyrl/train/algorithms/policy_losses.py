@@ -53,10 +53,7 @@ def regular(inputs: LossInputs, algorithm: Any) -> TokenLoss:
     plain_T = -ratio_T * inputs.advantages_T
     bounded_T = ratio_T.clamp(1 - algorithm.eps_clip_low, 1 + algorithm.eps_clip_high)
     clipped_T = -bounded_T * inputs.advantages_T
-    return TokenLoss(
-        torch.maximum(plain_T, clipped_T),
-        {"clip_ratio": (clipped_T > plain_T).detach()},
-    )
+    return TokenLoss(torch.maximum(plain_T, clipped_T), {"clip_ratio": (clipped_T > plain_T).detach()})
 
 
 def dual_clip(inputs: LossInputs, algorithm: Any) -> TokenLoss:
@@ -64,19 +61,13 @@ def dual_clip(inputs: LossInputs, algorithm: Any) -> TokenLoss:
     loss = regular(inputs, algorithm)
     ceiling_T = -inputs.advantages_T * algorithm.clip_ratio_c
     bounded_T = torch.minimum(loss.loss_T, ceiling_T)
-    return TokenLoss(
-        torch.where(inputs.advantages_T < 0, bounded_T, loss.loss_T), loss.metrics_T
-    )
+    return TokenLoss(torch.where(inputs.advantages_T < 0, bounded_T, loss.loss_T), loss.metrics_T)
 
 
 def policy_ratio(inputs: LossInputs) -> torch.Tensor:
     """[T]: exp(logp - old_logp), the exponent clamped to [-20, 20]; 1 on tokens that are not trained on."""
     trained_T = inputs.loss_mask_T > 0
-    delta_T = torch.where(
-        trained_T,
-        inputs.logprobs_T - inputs.old_logprobs_T,
-        torch.zeros_like(inputs.logprobs_T),
-    )
+    delta_T = torch.where(trained_T, inputs.logprobs_T - inputs.old_logprobs_T, torch.zeros_like(inputs.logprobs_T))
     return delta_T.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 

@@ -31,7 +31,10 @@ def sequence_mean(batch: TrajectoryBatch, _algorithm: Any) -> torch.Tensor:
 
 
 def seq_mean_token_sum_norm(batch: TrajectoryBatch, algorithm: Any) -> torch.Tensor:
-    """mask / (sequences x `max_seq_len`): no length bias (Dr. GRPO, arXiv 2503.20783). ValueError without max_seq_len."""
+    """mask / (sequences x `max_seq_len`): no length bias (Dr. GRPO, arXiv 2503.20783).
+
+    ValueError without max_seq_len.
+    """
     if not algorithm.max_seq_len:
         raise ValueError(
             "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by trainer.algorithm.max_seq_len: set it"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def segment_sum(
-    values_T: torch.Tensor, ids_T: torch.Tensor, num_segments: int
-) -> torch.Tensor:
+def segment_sum(values_T: torch.Tensor, ids_T: torch.Tensor, num_segments: int) -> torch.Tensor:
     """[num_segments]: the sum of the values that carry each id; 0 for an id that nobody carries."""
     out = torch.zeros(num_segments, dtype=values_T.dtype, device=values_T.device)
     return out.index_add(0, ids_T, values_T)

@@ -35,16 +35,12 @@ class Table(Mapping[str, F], Generic[F]):
             return self._functions[name]
         near = difflib.get_close_matches(str(name), self._functions, n=1, cutoff=0.4)
         hint = f", nearest: {near[0]}" if near else ""
-        raise ValueError(
-            f"{self.key}={name!r} is unknown (known: {', '.join(sorted(self._functions))}{hint})"
-        )
+        raise ValueError(f"{self.key}={name!r} is unknown (known: {', '.join(sorted(self._functions))}{hint})")
 
     def register(self, name: str, function: F) -> F:
         """Adds a user's function before the workers start, who then get it too. ValueError for a name that is taken."""
         if self._functions.get(name, function) is not function:
-            raise ValueError(
-                f"{self.key}={name!r} is already taken: register the function under another name"
-            )
+            raise ValueError(f"{self.key}={name!r} is already taken: register the function under another name")
         self._functions[name] = self._added[name] = function
         return function
 

@@ -6,8 +6,9 @@ length S; the suffix of a name says which.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -53,8 +54,7 @@ class TrajectoryBatch:
     def segment_ids_T(self) -> torch.Tensor:
         """The sequence that each response token belongs to, 0..S-1."""
         return torch.repeat_interleave(
-            torch.arange(self.num_sequences, device=self.seq_lens_S.device),
-            self.response_lens_S,
+            torch.arange(self.num_sequences, device=self.seq_lens_S.device), self.response_lens_S
         )
 
     @property
@@ -65,9 +65,9 @@ class TrajectoryBatch:
     def positions_T(self) -> torch.Tensor:
         """Index of each response token within its response, from 0."""
         starts = torch.cumsum(self.response_lens_S, 0) - self.response_lens_S
-        return torch.arange(
-            self.loss_mask_T.numel(), device=starts.device
-        ) - torch.repeat_interleave(starts, self.response_lens_S)
+        return torch.arange(self.loss_mask_T.numel(), device=starts.device) - torch.repeat_interleave(
+            starts, self.response_lens_S
+        )
 
     def with_tensors(self, **response_tensors: torch.Tensor) -> TrajectoryBatch:
         return replace(self, **response_tensors)
@@ -75,15 +75,11 @@ class TrajectoryBatch:
     def to(self, device: torch.device | str) -> TrajectoryBatch:
         """The same batch with every tensor on `device`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(
-            self, **{name: v.to(device) for name, v in values.items() if v is not None}
-        )
+        return replace(self, **{name: v.to(device) for name, v in values.items() if v is not None})
 
     def response_index(self, sequences: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """Where the response tokens of these sequences lie in a [T] tensor, in this order."""
-        return _ranges(
-            self.response_lens_S, torch.as_tensor(sequences, dtype=torch.int64)
-        )
+        return _ranges(self.response_lens_S, torch.as_tensor(sequences, dtype=torch.int64))
 
     def select(self, sequences: Sequence[int] | torch.Tensor) -> TrajectoryBatch:
         """The sub-batch of these sequences, in this order."""
@@ -116,30 +112,19 @@ class TrajectoryBatch:
         groups: dict[str, int] = {}
         group_ids = [groups.setdefault(t.id.uid, len(groups)) for t in trajectories]
 
-        def cat(arrays, dtype):  # noqa: ANN001 - local
+        def cat(arrays: Iterable[Any], dtype: torch.dtype) -> torch.Tensor:
             return torch.cat([torch.as_tensor(a, dtype=dtype) for a in arrays])
 
-        tokens = [
-            a for t in trajectories for a in (t.prompt_token_ids, t.response_token_ids)
-        ]
+        tokens = [a for t in trajectories for a in (t.prompt_token_ids, t.response_token_ids)]
         return TrajectoryBatch(
             token_ids_N=cat(tokens, torch.int64),
-            seq_lens_S=torch.tensor(
-                [
-                    len(t.prompt_token_ids) + len(t.response_token_ids)
-                    for t in trajectories
-                ]
-            ),
+            seq_lens_S=torch.tensor([len(t.prompt_token_ids) + len(t.response_token_ids) for t in trajectories]),
             prompt_lens_S=torch.tensor([len(t.prompt_token_ids) for t in trajectories]),
             group_ids_S=torch.tensor(group_ids),
             loss_mask_T=cat([t.loss_mask for t in trajectories], torch.float32),
             rewards_T=cat([t.rewards for t in trajectories], torch.float32),
-            rollout_logprobs_T=cat(
-                [t.rollout_logprobs for t in trajectories], torch.float32
-            ),
-            weight_versions_T=cat(
-                [t.weight_versions for t in trajectories], torch.int64
-            ),
+            rollout_logprobs_T=cat([t.rollout_logprobs for t in trajectories], torch.float32),
+            weight_versions_T=cat([t.weight_versions for t in trajectories], torch.int64),
         )
 
 
@@ -147,7 +132,5 @@ def _ranges(lens_S: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Flat positions of the given segments, in order."""
     starts = torch.cumsum(lens_S, 0) - lens_S
     lens = lens_S[index]
-    offsets = torch.arange(int(lens.sum())) - torch.repeat_interleave(
-        torch.cumsum(lens, 0) - lens, lens
-    )
+    offsets = torch.arange(int(lens.sum())) - torch.repeat_interleave(torch.cumsum(lens, 0) - lens, lens)
     return torch.repeat_interleave(starts[index], lens) + offsets

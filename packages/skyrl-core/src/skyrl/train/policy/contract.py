@@ -52,15 +52,10 @@ class PolicyBackend(Protocol):
     place: WorkerPlace
 
     def token_logprobs(
-        self,
-        micro: TrajectoryBatch,
-        *,
-        temperature: float,
-        with_entropy: bool,
-        grad: bool,
+        self, micro: TrajectoryBatch, *, temperature: float, with_entropy: bool, grad: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(logprobs_T, entropy_T or None): log_softmax(logits / temperature) of each response token, float32 (float64 for
-        a float64 model), on the place's device, as `micro` is. Both carry a gradient iff `grad`."""
+        """(logprobs_T, entropy_T or None): log_softmax(logits / temperature) of each response token, float32
+        (float64 for a float64 model), on the place's device, as `micro` is. Both carry a gradient iff `grad`."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -73,8 +68,8 @@ class PolicyBackend(Protocol):
         ...
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full CPU tensors under Hugging Face checkpoint names, tied tensors once, in one fixed order. Collective: every
-        rank iterates; ranks other than 0 may yield empty tensors."""
+        """Full CPU tensors under Hugging Face checkpoint names, tied tensors once, in one fixed order. Collective:
+        every rank iterates; ranks other than 0 may yield empty tensors."""
         ...
 
     def export_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -91,7 +86,7 @@ class PolicyBackend(Protocol):
         ...
 
     def save_hf(self, folder: Path) -> None:
-        """A folder that `transformers.AutoModelForCausalLM.from_pretrained` loads, without the tokenizer (collective)."""
+        """A folder that `AutoModelForCausalLM.from_pretrained` loads, without the tokenizer (collective)."""
         ...
 
     def offload(self) -> None:

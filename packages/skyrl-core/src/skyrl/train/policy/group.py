@@ -17,47 +17,32 @@ from skyrl.train.policy.sharding import MicroLimits, balance, num_micro_batches
 from skyrl.train.policy.worker import forward_limits, train_limits
 from skyrl.train.policy.workers import LocalWorkers, Workers
 from skyrl_rollout.weights.manifest import TensorLayout
+from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 
 class PolicyGroup:
     """All ranks of one role. Calls block until every rank is done; one caller at a time."""
 
-    def __init__(
-        self, workers: Workers, *, train: MicroLimits, forward: MicroLimits
-    ) -> None:
+    def __init__(self, workers: Workers, *, train: MicroLimits, forward: MicroLimits) -> None:
         self._workers = workers
         self._train_limits, self._forward_limits = train, forward
         self._layout: tuple[TensorLayout, ...] | None = None
 
     @classmethod
-    def create(
-        cls, cfg: Any, plugin: BackendPlugin, role: Role, *, total_steps: int = 0
-    ) -> PolicyGroup:
+    def create(cls, cfg: Any, plugin: BackendPlugin, role: Role, *, total_steps: int = 0) -> PolicyGroup:
         """Starts the role's workers: in this process when there is one, as Ray actors when there are more.
 
         `total_steps` counts the optimizer steps of the whole run, for the schedule.
         """
         place = cfg.trainer.placement
-        nodes, per_node = (
-            getattr(place, f"{role}_num_nodes"),
-            getattr(place, f"{role}_num_gpus_per_node"),
-        )
+        nodes, per_node = (getattr(place, f"{role}_num_nodes"), getattr(place, f"{role}_num_gpus_per_node"))
         workers: Workers
         if nodes * per_node == 1:
             workers = LocalWorkers(cfg, plugin, role, total_steps=total_steps)
         else:
-            from skyrl.train.policy.ray_group import (
-                RayWorkers,
-            )  # starting Ray costs seconds: only where it is needed
+            from skyrl.train.policy.ray_group import RayWorkers  # starting Ray costs seconds: only where it is needed
 
-            workers = RayWorkers(
-                cfg,
-                plugin,
-                role,
-                nodes=nodes,
-                per_node=per_node,
-                total_steps=total_steps,
-            )
+            workers = RayWorkers(cfg, plugin, role, nodes=nodes, per_node=per_node, total_steps=total_steps)
         return cls(workers, train=train_limits(cfg), forward=forward_limits(cfg))
 
     @property
@@ -67,14 +52,9 @@ class PolicyGroup:
     def logprobs(self, batch: TrajectoryBatch, *, temperature: float) -> torch.Tensor:
         """CPU [T]: log_softmax(logits / temperature) of every response token under the current weights."""
         shards, num_micro = self._cut(batch, self._forward_limits)
-        results = self._workers.run(
-            "logprobs",
-            [(_select(batch, shard), temperature, num_micro) for shard in shards],
-        )
+        results = self._workers.run("logprobs", [(_select(batch, shard), temperature, num_micro) for shard in shards])
         index = torch.cat([batch.response_index(shard) for shard in shards])
-        values = torch.cat(
-            [r for r, shard in zip(results, shards, strict=True) if shard]
-        )
+        values = torch.cat([r for r, shard in zip(results, shards, strict=True) if shard])
         out = torch.empty(batch.loss_mask_T.numel(), dtype=values.dtype)
         out[index] = values
         return out
@@ -83,9 +63,7 @@ class PolicyGroup:
         """One optimizer step on one mini-batch; its metrics, all of them over the whole mini-batch."""
         return _add(self._workers.run("update", self._loss_arguments(minibatch, spec)))
 
-    def gradients(
-        self, minibatch: TrajectoryBatch, spec: LossSpec
-    ) -> dict[str, torch.Tensor]:
+    def gradients(self, minibatch: TrajectoryBatch, spec: LossSpec) -> dict[str, torch.Tensor]:
         """What `update` would step along, before clipping; no step is taken. For checks."""
         return self._workers.run("gradients", self._loss_arguments(minibatch, spec))[0]
 
@@ -100,13 +78,8 @@ class PolicyGroup:
         return self._layout
 
     def publish(
-        self,
-        targets: Sequence[Any],
-        *,
-        target_version: int,
-        dtype: str | None,
-        timeout_s: float,
-    ) -> Any:
+        self, targets: Sequence[PublishTarget], *, target_version: int, dtype: str | None, timeout_s: float
+    ) -> PublishReport:
         """Rank 0 streams the weights, cast to `dtype`, to all targets (`PublishTarget`); returns its `PublishReport`
         once every one of them serves `target_version`."""
         layout = cast_layouts(self.layout(), dtype)
@@ -139,24 +112,14 @@ class PolicyGroup:
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         return self._workers.run(method, [arguments] * self.num_workers)
 
-    def _loss_arguments(
-        self, minibatch: TrajectoryBatch, spec: LossSpec
-    ) -> list[tuple[Any, ...]]:
-        prepared, normalisers = prepare(
-            minibatch, spec.algorithm, world_size=self.num_workers
-        )
+    def _loss_arguments(self, minibatch: TrajectoryBatch, spec: LossSpec) -> list[tuple[Any, ...]]:
+        prepared, normalisers = prepare(minibatch, spec.algorithm, world_size=self.num_workers)
         shards, num_micro = self._cut(prepared, self._train_limits)
-        return [
-            (_select(prepared, shard), spec, normalisers, num_micro) for shard in shards
-        ]
+        return [(_select(prepared, shard), spec, normalisers, num_micro) for shard in shards]
 
-    def _cut(
-        self, batch: TrajectoryBatch, limits: MicroLimits
-    ) -> tuple[list[list[int]], int]:
+    def _cut(self, batch: TrajectoryBatch, limits: MicroLimits) -> tuple[list[list[int]], int]:
         shards = balance(batch.seq_lens_S, self.num_workers)
-        return shards, num_micro_batches(
-            [batch.seq_lens_S[shard] for shard in shards], limits
-        )
+        return shards, num_micro_batches([batch.seq_lens_S[shard] for shard in shards], limits)
 
 
 def _select(batch: TrajectoryBatch, shard: list[int]) -> TrajectoryBatch | None:

@@ -21,22 +21,14 @@ def resolve_device(cfg: Any) -> str:
     """ "cuda" or "cpu" from trainer.device. ValueError when a GPU is asked for and there is none."""
     wanted = cfg.trainer.device
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "trainer.device=cuda, but torch sees no GPU: set trainer.device=cpu or auto"
-        )
-    return (
-        ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
-    )
+        raise ValueError("trainer.device=cuda, but torch sees no GPU: set trainer.device=cpu or auto")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
 
 
 def join_alone(cfg: Any) -> WorkerPlace:
     """A process group of this process only, shared by all groups in it; leave it with `leave_alone`."""
     global _users_in_process
-    device = (
-        torch.device("cuda", 0)
-        if resolve_device(cfg) == "cuda"
-        else torch.device("cpu")
-    )
+    device = torch.device("cuda", 0) if resolve_device(cfg) == "cuda" else torch.device("cpu")
     if not dist.is_initialized():
         limit_cpu_threads(device.type, workers=1)
         if device.type == "cuda":
@@ -59,9 +51,7 @@ def leave_alone() -> None:
         dist.destroy_process_group()
 
 
-def join_others(
-    device_type: str, *, rank: int, world_size: int, init_method: str
-) -> WorkerPlace:
+def join_others(device_type: str, *, rank: int, world_size: int, init_method: str) -> WorkerPlace:
     """This process as one rank among others. Each sees its own GPU as device 0."""
     device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
@@ -86,11 +76,7 @@ def limit_cpu_threads(device_type: str, *, workers: int) -> None:
 def worker_environ(cfg: Any, plugin: Any, environ: Mapping[str, str]) -> dict[str, str]:
     """What every worker process finds: the plugin's variables and, above them, the driver's with its prefixes."""
     own = plugin.worker_environ(cfg) if plugin.worker_environ is not None else {}
-    return own | {
-        name: value
-        for name, value in environ.items()
-        if name.startswith(plugin.environ_prefixes)
-    }
+    return own | {name: value for name, value in environ.items() if name.startswith(plugin.environ_prefixes)}
 
 
 def _collectives(device_type: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from skyrl_rollout.weights.manifest import TensorLayout
+from skyrl_rollout.weights.publisher import PublishReport, PublishTarget, WeightPublisher
 
 R = TypeVar("R")
 
@@ -36,12 +37,8 @@ class Publisher:
     so that it may be called from a thread that has a running loop."""
 
     def __init__(self) -> None:
-        from skyrl_rollout.weights.publisher import WeightPublisher
-
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="weight-publisher", daemon=True
-        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="weight-publisher", daemon=True)
         self._thread.start()
         self._publisher = WeightPublisher()
 
@@ -49,25 +46,19 @@ class Publisher:
         self,
         layout: Sequence[TensorLayout],
         tensors: Iterable[tuple[str, torch.Tensor]],
-        targets: Sequence[Any],
+        targets: Sequence[PublishTarget],
         *,
         target_version: int,
         timeout_s: float,
-    ) -> Any:
+    ) -> PublishReport:
         """Blocks until every target serves the weights, or raises what stopped it."""
         work = self._publisher.publish(
-            layout,
-            as_bytes(layout, tensors),
-            targets,
-            target_version=target_version,
-            timeout_s=timeout_s,
+            layout, as_bytes(layout, tensors), targets, target_version=target_version, timeout_s=timeout_s
         )
         return self._run(work)
 
     def close(self) -> None:
-        closing = self._publisher.close()
-        if asyncio.iscoroutine(closing):
-            self._run(closing)
+        self._publisher.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_TIMEOUT_S)
 
@@ -75,34 +66,20 @@ class Publisher:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def tensor_layouts(
-    tensors: Iterable[tuple[str, torch.Tensor]],
-) -> tuple[TensorLayout, ...]:
+def tensor_layouts(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[TensorLayout, ...]:
     """Names and shapes in export order; float64, which no server holds, is announced as f32."""
-    return tuple(
-        TensorLayout(name, WIRE_DTYPES.get(t.dtype, "f32"), tuple(t.shape))
-        for name, t in tensors
-    )
+    return tuple(TensorLayout(name, WIRE_DTYPES.get(t.dtype, "f32"), tuple(t.shape)) for name, t in tensors)
 
 
-def cast_layouts(
-    layout: Sequence[TensorLayout], dtype: str | None
-) -> tuple[TensorLayout, ...]:
+def cast_layouts(layout: Sequence[TensorLayout], dtype: str | None) -> tuple[TensorLayout, ...]:
     """The same tensors with every floating-point one in the server's dtype. ValueError for a dtype of no server."""
     if dtype is None:
         return tuple(layout)
     if dtype not in TORCH_DTYPES:
-        raise ValueError(
-            f"a server asks for weights in {dtype!r}, expected one of {sorted(TORCH_DTYPES)}"
-        )
+        raise ValueError(f"a server asks for weights in {dtype!r}, expected one of {sorted(TORCH_DTYPES)}")
     name = WIRE_DTYPES[TORCH_DTYPES[dtype]]
     return tuple(
-        TensorLayout(
-            t.name,
-            name if TORCH_DTYPES[t.dtype].is_floating_point else t.dtype,
-            t.shape,
-        )
-        for t in layout
+        TensorLayout(t.name, name if TORCH_DTYPES[t.dtype].is_floating_point else t.dtype, t.shape) for t in layout
     )
 
 

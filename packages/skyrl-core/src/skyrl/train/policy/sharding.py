@@ -35,10 +35,7 @@ def micro_batches(seq_lens_S: torch.Tensor, limits: MicroLimits) -> list[list[in
     lens = seq_lens_S.tolist()
     order = sorted(range(len(lens)), key=lambda s: (-lens[s], s))
     if limits.max_tokens <= 0:
-        return [
-            order[i : i + limits.max_sequences]
-            for i in range(0, len(order), limits.max_sequences)
-        ]
+        return [order[i : i + limits.max_sequences] for i in range(0, len(order), limits.max_sequences)]
     out: list[list[int]] = []
     for s in order:
         if out and (len(out[-1]) + 1) * lens[out[-1][0]] <= limits.max_tokens:

@@ -1,4 +1,4 @@
-"""What every rank does with its share of a batch: logprobs, the loss over micro-batches, one step, its part of the files.
+"""What every rank does with its share of a batch: logprobs, the loss over micro-batches, one step, its files.
 
 The backend knows the model and the optimizer; losses, micro-batches and metrics live here, once for all backends.
 """
@@ -15,49 +15,27 @@ import torch
 
 from skyrl.train.algorithms.objective import micro_loss
 from skyrl.train.policy.batch import TrajectoryBatch
-from skyrl.train.policy.contract import (
-    LossSpec,
-    Normalisers,
-    PolicyBackend,
-    Role,
-    WorkerPlace,
-)
+from skyrl.train.policy.contract import LossSpec, Normalisers, PolicyBackend, Role, WorkerPlace
 from skyrl.train.policy.publishing import Publisher, tensor_layouts
 from skyrl.train.policy.sharding import MicroLimits, micro_batches
 from skyrl_rollout.weights.manifest import TensorLayout
+from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 
 class PolicyWorker:
     """One rank. Every rank must be called with the same methods in the same order; `num_micro` is equal on all."""
 
-    def __init__(
-        self,
-        cfg: Any,
-        factory: str,
-        place: WorkerPlace,
-        role: Role,
-        *,
-        total_steps: int,
-    ) -> None:
+    def __init__(self, cfg: Any, factory: str, place: WorkerPlace, role: Role, *, total_steps: int) -> None:
         self.place = place
-        self._train_limits, self._forward_limits = (
-            train_limits(cfg),
-            forward_limits(cfg),
-        )
-        self.backend: PolicyBackend = load_factory(factory)(
-            cfg, place, role, total_steps=total_steps
-        )
+        self._train_limits, self._forward_limits = (train_limits(cfg), forward_limits(cfg))
+        self.backend: PolicyBackend = load_factory(factory)(cfg, place, role, total_steps=total_steps)
         self._publisher: Publisher | None = None
 
-    def logprobs(
-        self, shard: TrajectoryBatch | None, temperature: float, num_micro: int
-    ) -> torch.Tensor:
+    def logprobs(self, shard: TrajectoryBatch | None, temperature: float, num_micro: int) -> torch.Tensor:
         """CPU [T of the shard]: log_softmax(logits / temperature) of each response token, in the shard's order."""
         parts, order = [], []
         for index, micro in self._micros(shard, self._forward_limits, num_micro):
-            logprobs_T, _ = self.backend.token_logprobs(
-                micro, temperature=temperature, with_entropy=False, grad=False
-            )
+            logprobs_T, _ = self.backend.token_logprobs(micro, temperature=temperature, with_entropy=False, grad=False)
             if index is not None:
                 parts.append(logprobs_T.detach().cpu())
                 order.append(shard.response_index(index))
@@ -68,11 +46,7 @@ class PolicyWorker:
         return out
 
     def update(
-        self,
-        shard: TrajectoryBatch | None,
-        spec: LossSpec,
-        normalisers: Normalisers,
-        num_micro: int,
+        self, shard: TrajectoryBatch | None, spec: LossSpec, normalisers: Normalisers, num_micro: int
     ) -> dict[str, float]:
         """Gradients over all micro-batches, then one step. This rank's share of the mini-batch's metrics (they add up
         over ranks), plus policy/grad_norm and policy/policy_lr, which are equal on all. A non-finite gradient skips the
@@ -84,16 +58,10 @@ class PolicyWorker:
             "policy/policy_lr": learning_rate,
             "policy/num_skipped_updates": float(not math.isfinite(grad_norm)),
         }
-        return shares | {
-            name: value / normalisers.world_size for name, value in same_on_all.items()
-        }
+        return shares | {name: value / normalisers.world_size for name, value in same_on_all.items()}
 
     def forward_backward(
-        self,
-        shard: TrajectoryBatch | None,
-        spec: LossSpec,
-        normalisers: Normalisers,
-        num_micro: int,
+        self, shard: TrajectoryBatch | None, spec: LossSpec, normalisers: Normalisers, num_micro: int
     ) -> dict[str, float]:
         """Accumulates the gradient of the mini-batch's loss and returns this rank's share of each metric."""
         totals: dict[str, torch.Tensor] = {}
@@ -107,13 +75,7 @@ class PolicyWorker:
                 continue
             if entropy_T is not None and not spec.algorithm.use_entropy_loss:
                 entropy_T = entropy_T.detach()
-            loss, shares = micro_loss(
-                micro,
-                logprobs_T,
-                entropy_T,
-                spec.algorithm,
-                num_tokens=normalisers.num_tokens,
-            )
+            loss, shares = micro_loss(micro, logprobs_T, entropy_T, spec.algorithm, num_tokens=normalisers.num_tokens)
             self.backend.backward(loss * normalisers.world_size)
             for name, share in shares.items():
                 totals[name] = totals.get(name, 0.0) + share.double()
@@ -122,11 +84,7 @@ class PolicyWorker:
         return lengths | {name: float(total) for name, total in totals.items()}
 
     def gradients(
-        self,
-        shard: TrajectoryBatch | None,
-        spec: LossSpec,
-        normalisers: Normalisers,
-        num_micro: int,
+        self, shard: TrajectoryBatch | None, spec: LossSpec, normalisers: Normalisers, num_micro: int
     ) -> dict[str, torch.Tensor]:
         """The full gradient of the mini-batch's loss, without a step; for checks."""
         self.forward_backward(shard, spec, normalisers, num_micro)
@@ -140,11 +98,8 @@ class PolicyWorker:
         return tensor_layouts(self.backend.export_weights())
 
     def publish(
-        self,
-        layout: Sequence[TensorLayout],
-        targets: Sequence[Any] | None,
-        options: dict[str, Any],
-    ) -> Any:
+        self, layout: Sequence[TensorLayout], targets: Sequence[PublishTarget] | None, options: dict[str, Any]
+    ) -> PublishReport | None:
         """Rank 0 streams its weights to the servers; the others only take part in gathering them."""
         tensors = self.backend.export_weights()
         try:
@@ -182,9 +137,7 @@ class PolicyWorker:
     ) -> Iterator[tuple[list[int] | None, TrajectoryBatch]]:
         """`num_micro` micro-batches on the device; where this rank has no work left, (None, one token of nothing)."""
         cuts = [] if shard is None else micro_batches(shard.seq_lens_S, limits)
-        assert len(cuts) <= num_micro, (
-            f"rank {self.place.rank} has {len(cuts)} micro-batches, was told {num_micro}"
-        )
+        assert len(cuts) <= num_micro, f"rank {self.place.rank} has {len(cuts)} micro-batches, was told {num_micro}"
         for index in cuts:
             yield index, shard.select(index).to(self.place.device)
         for _ in range(num_micro - len(cuts)):
@@ -207,17 +160,11 @@ def nothing() -> TrajectoryBatch:
 
 
 def train_limits(cfg: Any) -> MicroLimits:
-    return MicroLimits(
-        cfg.trainer.micro_train_batch_size_per_gpu,
-        cfg.trainer.max_tokens_per_microbatch,
-    )
+    return MicroLimits(cfg.trainer.micro_train_batch_size_per_gpu, cfg.trainer.max_tokens_per_microbatch)
 
 
 def forward_limits(cfg: Any) -> MicroLimits:
-    return MicroLimits(
-        cfg.trainer.micro_forward_batch_size_per_gpu,
-        cfg.trainer.max_tokens_per_microbatch,
-    )
+    return MicroLimits(cfg.trainer.micro_forward_batch_size_per_gpu, cfg.trainer.max_tokens_per_microbatch)
 
 
 def load_factory(target: str) -> Any:

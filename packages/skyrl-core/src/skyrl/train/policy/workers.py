@@ -29,15 +29,11 @@ class LocalWorkers:
 
     world_size = 1
 
-    def __init__(
-        self, cfg: Any, plugin: BackendPlugin, role: Role, *, total_steps: int
-    ) -> None:
+    def __init__(self, cfg: Any, plugin: BackendPlugin, role: Role, *, total_steps: int) -> None:
         os.environ.update(worker_environ(cfg, plugin, os.environ))
         place = join_alone(cfg)
         try:
-            self._worker = PolicyWorker(
-                cfg, plugin.policy_factory, place, role, total_steps=total_steps
-            )
+            self._worker = PolicyWorker(cfg, plugin.policy_factory, place, role, total_steps=total_steps)
         except BaseException:
             leave_alone()
             raise

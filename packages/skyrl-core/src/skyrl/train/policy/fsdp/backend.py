@@ -24,15 +24,7 @@ from skyrl.train.policy.fsdp.rows import HeadSelection, to_rows
 class FsdpBackend:
     """See `policy.contract.PolicyBackend`."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        place: WorkerPlace,
-        cfg: Any,
-        role: Role,
-        *,
-        total_steps: int,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, place: WorkerPlace, cfg: Any, role: Role, *, total_steps: int) -> None:
         self.place, self.model = place, model
         self._head = HeadSelection(model.get_output_embeddings())
         self._block = cfg.trainer.logprobs_chunk_size
@@ -40,46 +32,28 @@ class FsdpBackend:
         if role == "policy":
             self._max_grad_norm = cfg.trainer.policy.optimizer_config.max_grad_norm
             self._optimizer, self._schedule = build_optimizer(
-                self._parameters,
-                cfg.trainer.policy.optimizer_config,
-                total_steps=total_steps,
+                self._parameters, cfg.trainer.policy.optimizer_config, total_steps=total_steps
             )
         else:
             self._optimizer = self._schedule = None
 
     def token_logprobs(
-        self,
-        micro: TrajectoryBatch,
-        *,
-        temperature: float,
-        with_entropy: bool,
-        grad: bool,
+        self, micro: TrajectoryBatch, *, temperature: float, with_entropy: bool, grad: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.model.train(grad)
         with torch.set_grad_enabled(grad):
             rows = to_rows(micro)
             logits_TV = self._head.logits(self.model, rows)
             return token_logprobs(
-                logits_TV,
-                rows.labels_T,
-                temperature=temperature,
-                with_entropy=with_entropy,
-                block=self._block,
+                logits_TV, rows.labels_T, temperature=temperature, with_entropy=with_entropy, block=self._block
             )
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
     def step(self) -> tuple[float, float]:
-        assert self._optimizer is not None and self._schedule is not None, (
-            "a reference has no optimizer"
-        )
-        return clipped_step(
-            self._parameters,
-            self._optimizer,
-            self._schedule,
-            max_grad_norm=self._max_grad_norm,
-        )
+        assert self._optimizer is not None and self._schedule is not None, "a reference has no optimizer"
+        return clipped_step(self._parameters, self._optimizer, self._schedule, max_grad_norm=self._max_grad_norm)
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """On one rank without sharding these are the live weights: read them before the next step."""
@@ -89,22 +63,15 @@ class FsdpBackend:
         return self._export(lambda tensor: tensor.grad)
 
     def save(self, folder: Path) -> None:
-        assert self._optimizer is not None and self._schedule is not None, (
-            "a reference has nothing to resume"
-        )
+        assert self._optimizer is not None and self._schedule is not None, "a reference has nothing to resume"
         checkpoint.save(folder, self.place, self.model, self._optimizer, self._schedule)
 
     def load(self, folder: Path) -> None:
-        assert self._optimizer is not None and self._schedule is not None, (
-            "a reference has nothing to resume"
-        )
+        assert self._optimizer is not None and self._schedule is not None, "a reference has nothing to resume"
         checkpoint.load(folder, self.place, self.model, self._optimizer, self._schedule)
 
     def save_hf(self, folder: Path) -> None:
-        full = {
-            name: self._full(tensor)
-            for name, tensor in checkpoint.unique_tensors(self.model)
-        }
+        full = {name: self._full(tensor) for name, tensor in checkpoint.unique_tensors(self.model)}
         if self.place.rank == 0:
             self.model.save_pretrained(folder, state_dict=full)
         dist.barrier()
@@ -119,9 +86,7 @@ class FsdpBackend:
         self._optimizer = self._schedule = None
         del self.model
 
-    def _export(
-        self, part: Callable[[torch.Tensor], torch.Tensor | None]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _export(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor]]:
         conversions = getattr(self.model, "_weight_conversions", None)
         for name, tensor in checkpoint.unique_tensors(self.model):
             value = part(tensor)
@@ -129,11 +94,7 @@ class FsdpBackend:
                 continue
             full = self._full(value)
             # some architectures hold tensors under other names or fused; the checkpoint's own are what servers know
-            named = (
-                revert_weight_conversion(self.model, {name: full})
-                if conversions
-                else {name: full}
-            )
+            named = revert_weight_conversion(self.model, {name: full}) if conversions else {name: full}
             yield from named.items()
 
     def _full(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -146,9 +107,7 @@ class FsdpBackend:
         if self.place.device.type == "cpu":
             return
         self.model.to(device)
-        for slot in (
-            self._optimizer.state.values() if self._optimizer is not None else ()
-        ):
+        for slot in self._optimizer.state.values() if self._optimizer is not None else ():
             for name, value in slot.items():
                 if isinstance(value, torch.Tensor):
                     slot[name] = value.to(device)
@@ -157,6 +116,4 @@ class FsdpBackend:
 
 def build(cfg: Any, place: WorkerPlace, role: Role, *, total_steps: int) -> FsdpBackend:
     """The policy factory of this backend."""
-    return FsdpBackend(
-        build_model(cfg, place, role), place, cfg, role, total_steps=total_steps
-    )
+    return FsdpBackend(build_model(cfg, place, role), place, cfg, role, total_steps=total_steps)

@@ -24,37 +24,20 @@ def file_of(folder: Path, kind: str, place: WorkerPlace) -> Path:
     return folder / f"{kind}_world_size_{place.world_size}_rank_{place.rank}.pt"
 
 
-def save(
-    folder: Path,
-    place: WorkerPlace,
-    model: nn.Module,
-    optimizer: Optimizer,
-    schedule: LRScheduler,
-) -> None:
+def save(folder: Path, place: WorkerPlace, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler) -> None:
     """Three files per rank; returns when every rank has written its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(
-        {name: _local(t) for name, t in unique_tensors(model)},
-        file_of(folder, "model", place),
-    )
+    torch.save({name: _local(t) for name, t in unique_tensors(model)}, file_of(folder, "model", place))
     state = optimizer.state_dict()
-    state["state"] = {
-        i: {k: _local(v) for k, v in slot.items()} for i, slot in state["state"].items()
-    }
+    state["state"] = {i: {k: _local(v) for k, v in slot.items()} for i, slot in state["state"].items()}
     torch.save(state, file_of(folder, "optim", place))
     extra = {"schedule": schedule.state_dict(), "random": random_state(place.device)}
     torch.save(extra, file_of(folder, "extra_state", place))
     dist.barrier()
 
 
-def load(
-    folder: Path,
-    place: WorkerPlace,
-    model: nn.Module,
-    optimizer: Optimizer,
-    schedule: LRScheduler,
-) -> None:
-    """Restores what `save` wrote. ValueError names a missing file, another world size, or a tensor that does not fit."""
+def load(folder: Path, place: WorkerPlace, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler) -> None:
+    """Restores what `save` wrote. ValueError names a missing file, another world size or a tensor that does not fit."""
     stored = read(folder, "model", place)
     for name, tensor in unique_tensors(model):
         local = _local(tensor)
@@ -76,21 +59,13 @@ def load(
 def read(folder: Path, kind: str, place: WorkerPlace) -> Any:
     path = file_of(folder, kind, place)
     if not path.is_file():
-        others = (
-            sorted(p.name for p in folder.glob(f"{kind}_world_size_*"))
-            if folder.is_dir()
-            else []
-        )
-        raise ValueError(
-            f"{path} is missing (found: {others or 'none'}): resume with as many workers as saved it"
-        )
+        others = sorted(p.name for p in folder.glob(f"{kind}_world_size_*")) if folder.is_dir() else []
+        raise ValueError(f"{path} is missing (found: {others or 'none'}): resume with as many workers as saved it")
     try:
         # random_state() holds tuples and numpy arrays, so the safe unpickler does not do
         return torch.load(path, map_location="cpu", weights_only=False)
     except (RuntimeError, EOFError, OSError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}): resume from another checkpoint"
-        ) from error
+        raise ValueError(f"{path} is damaged ({error}): resume from another checkpoint") from error
 
 
 def unique_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -105,14 +80,8 @@ def unique_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    state = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
-    return state | (
-        {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    )
+    state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:

@@ -27,9 +27,7 @@ def build_model(cfg: Any, place: WorkerPlace, role: Role) -> PreTrainedModel:
         dtype = precision.param_dtype or dtype
     model = load(part.model.path, dtype=dtype, overrides=part.model_config_kwargs)
     if role == "policy" and cfg.trainer.gradient_checkpointing:
-        model.activation_checkpointing_enable(
-            {"use_reentrant": cfg.trainer.gradient_checkpointing_use_reentrant}
-        )
+        model.activation_checkpointing_enable({"use_reentrant": cfg.trainer.gradient_checkpointing_use_reentrant})
     model.requires_grad_(role == "policy")
     # one rank in one precision has nothing to gather or to cast: its hooks would only cost time
     if place.world_size > 1 or precision is not None or part.fsdp_config.cpu_offload:
@@ -39,22 +37,16 @@ def build_model(cfg: Any, place: WorkerPlace, role: Role) -> PreTrainedModel:
     return model
 
 
-def load(
-    path: str, *, dtype: torch.dtype, overrides: dict[str, Any]
-) -> PreTrainedModel:
+def load(path: str, *, dtype: torch.dtype, overrides: dict[str, Any]) -> PreTrainedModel:
     """The causal LM in `path`, on the CPU. ValueError names a folder that is missing or not a checkpoint."""
     require_model_folder(path)
     transformers_logging.disable_progress_bar()
     others = {k: v for k, v in overrides.items() if k not in DTYPE_KEYS}
     try:
         config = AutoConfig.from_pretrained(path, **others)
-        return AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation="sdpa"
-        )
+        return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation="sdpa")
     except OSError as error:
-        raise ValueError(
-            f"trainer.policy.model.path={path} cannot be loaded as a causal LM: {error}"
-        ) from error
+        raise ValueError(f"trainer.policy.model.path={path} cannot be loaded as a causal LM: {error}") from error
 
 
 def require_model_folder(path: str) -> None:
@@ -63,13 +55,9 @@ def require_model_folder(path: str) -> None:
     if (folder / "config.json").is_file():
         return
     if folder.exists():
-        raise ValueError(
-            f"model path {path} has no config.json: expected a folder written by save_pretrained"
-        )
+        raise ValueError(f"model path {path} has no config.json: expected a folder written by save_pretrained")
     if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ValueError(
-            f"model path {path} does not exist: expected a folder written by save_pretrained"
-        )
+        raise ValueError(f"model path {path} does not exist: expected a folder written by save_pretrained")
 
 
 def master_dtype(overrides: dict[str, Any]) -> torch.dtype:
@@ -77,40 +65,22 @@ def master_dtype(overrides: dict[str, Any]) -> torch.dtype:
     name = next((overrides[k] for k in DTYPE_KEYS if k in overrides), "float32")
     dtype = getattr(torch, str(name), None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(
-            f"model_config_kwargs.dtype={name!r} is no floating-point dtype: try float32 or bfloat16"
-        )
+        raise ValueError(f"model_config_kwargs.dtype={name!r} is no floating-point dtype: try float32 or bfloat16")
     return dtype
 
 
-def mixed_precision(
-    cfg: Any, part: Any, place: WorkerPlace
-) -> MixedPrecisionPolicy | None:
+def mixed_precision(cfg: Any, part: Any, place: WorkerPlace) -> MixedPrecisionPolicy | None:
     """What forward and gradient reduction run in, where it is not the master dtype itself."""
     chosen = part.fsdp_config.mixed_precision
     if chosen is not None:
-        return MixedPrecisionPolicy(
-            param_dtype=DTYPES[chosen.param_dtype],
-            reduce_dtype=DTYPES[chosen.reduce_dtype],
-        )
+        return MixedPrecisionPolicy(param_dtype=DTYPES[chosen.param_dtype], reduce_dtype=DTYPES[chosen.reduce_dtype])
     # bfloat16 is emulated on CPU: ten times slower, and less exact
-    if (
-        cfg.trainer.bf16
-        and place.device.type == "cuda"
-        and master_dtype(part.model_config_kwargs) == torch.float32
-    ):
-        return MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-        )
+    if cfg.trainer.bf16 and place.device.type == "cuda" and master_dtype(part.model_config_kwargs) == torch.float32:
+        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return None
 
 
-def shard(
-    model: PreTrainedModel,
-    fsdp: Any,
-    place: WorkerPlace,
-    precision: MixedPrecisionPolicy | None,
-) -> None:
+def shard(model: PreTrainedModel, fsdp: Any, place: WorkerPlace, precision: MixedPrecisionPolicy | None) -> None:
     """Shards each decoder layer by itself and the rest with the root, so tied embeddings stay in one group."""
     options: dict[str, Any] = {
         "mesh": device_mesh(place, fsdp.fsdp_size),
@@ -120,11 +90,7 @@ def shard(
         options["mp_policy"] = precision
     if fsdp.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
-    wrapped = set(
-        fsdp.wrap_policy.get("transformer_layer_cls_to_wrap")
-        or model._no_split_modules
-        or ()
-    )
+    wrapped = set(fsdp.wrap_policy.get("transformer_layer_cls_to_wrap") or model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in wrapped]
     if not layers:
         raise ValueError(
@@ -142,11 +108,5 @@ def device_mesh(place: WorkerPlace, fsdp_size: int) -> DeviceMesh:
     if fsdp_size in (-1, world):
         return init_device_mesh(place.device.type, (world,), mesh_dim_names=("shard",))
     if fsdp_size < 1 or world % fsdp_size:
-        raise ValueError(
-            f"fsdp_config.fsdp_size={fsdp_size} must divide the {world} workers, or be -1"
-        )
-    return init_device_mesh(
-        place.device.type,
-        (world // fsdp_size, fsdp_size),
-        mesh_dim_names=("copy", "shard"),
-    )
+        raise ValueError(f"fsdp_config.fsdp_size={fsdp_size} must divide the {world} workers, or be -1")
+    return init_device_mesh(place.device.type, (world // fsdp_size, fsdp_size), mesh_dim_names=("copy", "shard"))

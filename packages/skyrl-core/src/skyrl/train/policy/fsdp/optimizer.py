@@ -33,27 +33,19 @@ def build_optimizer(
             num_training_steps=total_steps,
         )
     except ValueError as error:
-        raise ValueError(
-            f"trainer.policy.optimizer_config.scheduler: {error}"
-        ) from None
+        raise ValueError(f"trainer.policy.optimizer_config.scheduler: {error}") from None
     return optimizer, schedule
 
 
 def clipped_step(
-    parameters: list[nn.Parameter],
-    optimizer: AdamW,
-    schedule: LRScheduler,
-    *,
-    max_grad_norm: float,
+    parameters: list[nn.Parameter], optimizer: AdamW, schedule: LRScheduler, *, max_grad_norm: float
 ) -> tuple[float, float]:
     """(norm before clipping, learning rate of this step). A norm that is not finite leaves weights, moments and
     schedule as they are; gradients are dropped either way."""
     learning_rate = optimizer.param_groups[0]["lr"]
     norm = total_norm([p.grad for p in parameters if p.grad is not None])
     if math.isfinite(norm):
-        torch.nn.utils.clip_grads_with_norm_(
-            parameters, max_grad_norm, torch.tensor(norm, device=_device(parameters))
-        )
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, torch.tensor(norm, device=_device(parameters)))
         optimizer.step()
         schedule.step()
     optimizer.zero_grad(set_to_none=True)

@@ -22,24 +22,14 @@ UNUSED_ON_CPU = {
 
 def report(cfg: Any, user_keys: tuple[str, ...]) -> KeyReport:
     """What this backend does with each key that the user set."""
-    from skyrl.train.policy.process_group import (
-        resolve_device,
-    )  # torch loads seconds, and listing keys needs no torch
+    from skyrl.train.policy.process_group import resolve_device  # torch loads seconds, and listing keys needs no torch
 
     unused = UNUSED | (UNUSED_ON_CPU if resolve_device(cfg) == "cpu" else {})
     mapped = {key: MAPPED[key] for key in user_keys if key in MAPPED}
     idle = {key: unused[key] for key in user_keys if key in unused}
     return KeyReport(
-        honoured=tuple(
-            key for key in user_keys if key not in mapped and key not in idle
-        ),
-        mapped=mapped,
-        unused=idle,
+        honoured=tuple(key for key in user_keys if key not in mapped and key not in idle), mapped=mapped, unused=idle
     )
 
 
-PLUGIN = BackendPlugin(
-    name="fsdp",
-    policy_factory="skyrl.train.policy.fsdp.backend:build",
-    report=report,
-)
+PLUGIN = BackendPlugin(name="fsdp", policy_factory="skyrl.train.policy.fsdp.backend:build", report=report)

@@ -24,21 +24,13 @@ def to_rows(micro: TrajectoryBatch) -> Rows:
     """Needs no attention mask: real tokens attend only to earlier ones, padding comes after them. ValueError for an
     empty prompt, whose first response token nothing predicts."""
     if int(micro.prompt_lens_S.min()) < 1:
-        raise ValueError(
-            "a sequence has an empty prompt: its first response token has no position that predicts it"
-        )
+        raise ValueError("a sequence has an empty prompt: its first response token has no position that predicts it")
     lens_S, device = micro.seq_lens_S, micro.token_ids_N.device
     width = int(lens_S.max())
-    rows_N = torch.repeat_interleave(
-        torch.arange(micro.num_sequences, device=device), lens_S
-    )
+    rows_N = torch.repeat_interleave(torch.arange(micro.num_sequences, device=device), lens_S)
     starts_S = torch.cumsum(lens_S, 0) - lens_S
-    columns_N = (
-        torch.arange(micro.token_ids_N.numel(), device=device) - starts_S[rows_N]
-    )
-    input_ids_BL = torch.zeros(
-        micro.num_sequences, width, dtype=torch.int64, device=device
-    )
+    columns_N = torch.arange(micro.token_ids_N.numel(), device=device) - starts_S[rows_N]
+    input_ids_BL = torch.zeros(micro.num_sequences, width, dtype=torch.int64, device=device)
     input_ids_BL[rows_N, columns_N] = micro.token_ids_N
     segments_T = micro.segment_ids_T
     columns_T = micro.prompt_lens_S[segments_T] + micro.positions_T
@@ -65,9 +57,7 @@ class HeadSelection:
         finally:
             self._positions_T = None
 
-    def _select(
-        self, _head: nn.Module, inputs: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...] | None:
+    def _select(self, _head: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         if self._positions_T is None:
             return None
         return (inputs[0].flatten(0, 1)[self._positions_T][None], *inputs[1:])

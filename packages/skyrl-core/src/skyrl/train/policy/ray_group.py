@@ -1,0 +1,218 @@
+"""The ranks of a policy as Ray actors: where they are placed, what they are started with, and what their death says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Ray would otherwise start every worker through `uv run` again, which may change the environment of a live run.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from skyrl.train.algorithms import tables
+from skyrl.train.backends import BackendPlugin
+from skyrl.train.policy.contract import Role
+from skyrl.train.policy.process_group import join_others, resolve_device, worker_environ
+from skyrl.train.policy.worker import PolicyWorker
+from skyrl_rollout.errors import RolloutError
+
+START_TIMEOUT_S = 600.0
+CALL_TIMEOUT_S = 3600.0
+STOP_TIMEOUT_S = 10.0
+LAST_LOG_LINES = 20
+
+
+class WorkerDied(RuntimeError):
+    """A worker process is gone. The message names its rank, node and process, and shows its last lines."""
+
+
+class RankProcess:
+    """What runs in the actor: one `PolicyWorker`, built once the process group stands."""
+
+    def whereabouts(self) -> dict[str, Any]:
+        """Node address, process id, a free port, and the files that hold this process's output."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        context = ray.get_runtime_context()
+        stem = f"worker-{context.get_worker_id()}-*-{os.getpid()}"
+        return {"address": ray.util.get_node_ip_address(), "pid": os.getpid(), "port": port, "log": stem}
+
+    def build(self, cfg: Any, factory: str, role: Role, total_steps: int, rank: dict[str, Any], added: Any) -> None:
+        tables.install(added)
+        place = join_others(**rank)
+        self._worker = PolicyWorker(cfg, factory, place, role, total_steps=total_steps)
+
+    def run(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self._worker, method)(*arguments)
+
+
+class RayWorkers:
+    """`nodes` x `per_node` ranks, `per_node` of them on each machine. See `policy.workers.Workers`."""
+
+    def __init__(
+        self, cfg: Any, plugin: BackendPlugin, role: Role, *, nodes: int, per_node: int, total_steps: int
+    ) -> None:
+        self.world_size, self._role = nodes * per_node, role
+        device = resolve_device(cfg)
+        start_ray(cfg)
+        self._placement = _Placement.take(cfg, role, nodes=nodes, per_node=per_node, device=device)
+        environ = {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}
+        environ |= worker_environ(cfg, plugin, os.environ)
+        self._actors = [self._placement.actor(rank, environ, self.world_size) for rank in range(self.world_size)]
+        self._where: list[dict[str, Any]] = []
+        try:
+            self._where = self._gather([a.whereabouts.remote() for a in self._actors], "start", START_TIMEOUT_S)
+            self._gather(self._build(cfg, plugin, device, total_steps), "load the model", START_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        calls = [actor.run.remote(method, args) for actor, args in zip(self._actors, arguments, strict=True)]
+        return self._gather(calls, method, CALL_TIMEOUT_S)
+
+    def close(self) -> None:
+        closing = [actor.run.remote("close", ()) for actor in self._actors]
+        ray.wait(closing, num_returns=len(closing), timeout=STOP_TIMEOUT_S)
+        for actor in self._actors:
+            ray.kill(actor)
+        self._placement.give_back()
+
+    def _build(self, cfg: Any, plugin: BackendPlugin, device: str, total_steps: int) -> list[Any]:
+        first = self._where[0]
+        init_method = f"tcp://{first['address']}:{first['port']}"
+        added = tables.added_functions()
+        calls = []
+        for r, actor in enumerate(self._actors):
+            rank = {"device_type": device, "rank": r, "world_size": self.world_size, "init_method": init_method}
+            calls.append(actor.build.remote(cfg, plugin.policy_factory, self._role, total_steps, rank, added))
+        return calls
+
+    def _gather(self, calls: list[Any], what: str, timeout_s: float) -> list[Any]:
+        """Results by rank. The first rank that fails is reported at once: the others may wait for it for ever."""
+        deadline = time.monotonic() + timeout_s
+        pending, rank_of = list(calls), {call: rank for rank, call in enumerate(calls)}
+        results: dict[int, Any] = {}
+        while pending:
+            done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                waiting = sorted(rank_of[call] for call in pending)
+                raise TimeoutError(f"{self._role} ranks {waiting} did not {what} within {timeout_s:.0f} s")
+            rank = rank_of[done[0]]
+            results[rank] = self._result(done[0], rank, what)
+        return [results[rank] for rank in range(len(calls))]
+
+    def _result(self, call: Any, rank: int, what: str) -> Any:
+        try:
+            return ray.get(call, timeout=STOP_TIMEOUT_S)
+        except RayTaskError as error:
+            if not isinstance(error.cause, Exception):
+                raise
+            # what the user did wrong speaks for itself; of anything else the worker's own traceback is shown
+            shown = None if isinstance(error.cause, ValueError | RolloutError) else error
+            raise error.cause from shown
+        except (RayActorError, GetTimeoutError) as error:
+            where = self._where[rank] if rank < len(self._where) else {}
+            raise WorkerDied(
+                f"{self._role} rank {rank} of {self.world_size} (pid {where.get('pid', '?')} on "
+                f"{where.get('address', 'a node that never answered')}) died while asked to {what}: {error}\n"
+                f"{last_lines(where.get('log'))}"
+            ) from error
+
+
+class _Placement:
+    """The bundles that ranks run in. Policy and reference of one shape share them when they are colocated."""
+
+    _shared: dict[tuple[int, int], _Placement] = {}
+
+    def __init__(self, nodes: int, per_node: int, device: str, roles: int) -> None:
+        self._per_node, self._users = per_node, 0
+        self._share = 1.0 / roles
+        self._gpu = device == "cuda"
+        bundle = {"CPU": float(per_node * roles)} | ({"GPU": float(per_node)} if self._gpu else {})
+        self.group: PlacementGroup = placement_group([bundle] * nodes, strategy="PACK")
+        if not self.group.wait(START_TIMEOUT_S):
+            remove_placement_group(self.group)
+            raise ValueError(
+                f"no {nodes} machine(s) with {bundle} free became available within {START_TIMEOUT_S:.0f} s: lower "
+                f"trainer.placement.*_num_gpus_per_node, or add machines"
+            )
+
+    @classmethod
+    def take(cls, cfg: Any, role: Role, *, nodes: int, per_node: int, device: str) -> _Placement:
+        shape = (nodes, per_node)
+        together = uses_reference(cfg) and _shape(cfg, "policy") == _shape(cfg, "ref")
+        if not (together and cfg.trainer.placement.colocate_policy_ref):
+            placement = cls(nodes, per_node, device, roles=1)
+        else:
+            placement = cls._shared.get(shape) or cls(nodes, per_node, device, roles=2)
+            cls._shared[shape] = placement
+        placement._users += 1
+        return placement
+
+    def actor(self, rank: int, environ: dict[str, str], world_size: int) -> Any:
+        local_rank = rank % self._per_node
+        names = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0" if self._gpu else str(local_rank)}
+        return (
+            ray.remote(RankProcess)
+            .options(
+                num_cpus=1,
+                num_gpus=self._share if self._gpu else 0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self.group, placement_group_bundle_index=rank // self._per_node
+                ),
+                runtime_env={"env_vars": environ | names},
+            )
+            .remote()
+        )
+
+    def give_back(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            for shape in [s for s, p in self._shared.items() if p is self]:
+                del self._shared[shape]
+            remove_placement_group(self.group)
+
+
+def start_ray(cfg: Any) -> None:
+    """Joins the cluster that $RAY_ADDRESS names, else starts Ray on this machine."""
+    if ray.is_initialized():
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False, "configure_logging": False}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False)
+        return
+    roles: tuple[Role, ...] = ("policy", "ref") if uses_reference(cfg) else ("policy",)
+    ranks = sum(nodes * per_node for nodes, per_node in (_shape(cfg, role) for role in roles))
+    # ranks without a GPU share cores when there are fewer cores than ranks
+    ray.init(address="local", num_cpus=max(os.cpu_count() or 1, ranks), **quiet)
+
+
+def uses_reference(cfg: Any) -> bool:
+    return cfg.trainer.algorithm.use_kl_loss
+
+
+def last_lines(log_stem: str | None) -> str:
+    """The end of what a worker on this machine wrote, both streams; says so when there is nothing."""
+    if log_stem is None:
+        return "(it had not reported where it logs)"
+    folder = Path(ray._private.worker._global_node.get_logs_dir_path()) if ray._private.worker._global_node else Path()
+    texts = [path.read_text(errors="replace").splitlines() for path in sorted(folder.glob(f"{log_stem}.*"))]
+    lines = [line for text in texts for line in text[-LAST_LOG_LINES:] if not line.startswith(":")]
+    return "its last lines:\n  " + "\n  ".join(lines) if lines else "(it left no output on this machine)"
+
+
+def _shape(cfg: Any, role: Role) -> tuple[int, int]:
+    place = cfg.trainer.placement
+    return getattr(place, f"{role}_num_nodes"), getattr(place, f"{role}_num_gpus_per_node")
