@@ -25,10 +25,11 @@ class ArcticRLClientConfig:
     training_config: dict[str, Any]
 
 
-def build_rl_config(cfg: Any, *, device: Device | None = None) -> ArcticRLClientConfig:
-    """Every setting that a shared key decides, for workers on `device` (unset: what `trainer.device` means here).
+def build_rl_config(cfg: Any, *, device: Device | None = None, world_size: int | None = None) -> ArcticRLClientConfig:
+    """Every setting that a shared key decides. Unset, `device` and `world_size` are what `trainer.device` and
+    `trainer.placement` mean on this machine; a worker says where it is.
 
-    ValueError for a configuration without `trainer.arctic_rl`.
+    ValueError for a configuration without `trainer.arctic_rl`, and for settings that DeepSpeed cannot combine.
     """
     arctic = getattr(cfg.trainer, "arctic_rl", None)
     if arctic is None:
@@ -38,7 +39,7 @@ def build_rl_config(cfg: Any, *, device: Device | None = None) -> ArcticRLClient
         )
     place, engine = cfg.trainer.placement, cfg.generator.inference_engine
     where = device or resolve_device(cfg.trainer.device)
-    workers = place.policy_num_nodes * place.policy_num_gpus_per_node
+    workers = world_size or place.policy_num_nodes * place.policy_num_gpus_per_node
     return ArcticRLClientConfig(
         training_gpus=workers,
         sampling_gpus=engine.num_engines * engine.tensor_parallel_size,
@@ -58,12 +59,18 @@ def resolve_device(name: str) -> Device:
 
 
 def compute_dtype(cfg: Any, device: Device) -> torch.dtype:
-    """The dtype of the forward pass. On CPU float32, whatever `trainer.bf16` says: bfloat16 is emulated there."""
+    """The dtype of the forward pass. On CPU float32, whatever `trainer.bf16` says: bfloat16 is emulated there.
+
+    A `model_config_kwargs.dtype` other than float32 is taken as it is.
+    """
+    own = cfg.trainer.policy.model_config_kwargs
+    if (name := own.get("dtype", own.get("torch_dtype"))) is not None and name != "float32":
+        return getattr(torch, str(name), torch.float32)
     mixed = cfg.trainer.policy.fsdp_config.mixed_precision
     if mixed is not None and mixed.param_dtype == "fp16":
         raise ValueError(
-            "trainer.policy.fsdp_config.mixed_precision.param_dtype=fp16 is not supported by trainer.backend=arctic_rl: "
-            "use bf16 or fp32"
+            "trainer.policy.fsdp_config.mixed_precision.param_dtype=fp16 is not supported by "
+            "trainer.backend=arctic_rl: use bf16 or fp32"
         )
     wanted = mixed.param_dtype == "bf16" if mixed is not None else cfg.trainer.bf16
     return torch.bfloat16 if wanted and device == "cuda" else torch.float32
@@ -75,6 +82,11 @@ def ds_config(cfg: Any, device: Device, world_size: int) -> dict[str, Any]:
     micro = cfg.trainer.micro_train_batch_size_per_gpu
     dtype = compute_dtype(cfg, device)
     stage = zero_stage(cfg, dtype)
+    if dtype == torch.float64 and stage > 0:
+        raise ValueError(
+            f"model_config_kwargs.dtype=float64 needs trainer.arctic_rl.zero_stage=0, got {stage}: from stage 1 on "
+            "DeepSpeed keeps weights and gradients of the optimizer in float32"
+        )
     out: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": 1,
@@ -83,18 +95,9 @@ def ds_config(cfg: Any, device: Device, world_size: int) -> dict[str, Any]:
         "managed_gradient_accumulation": stage == 0,
         "gradient_clipping": 0.0 if stage == 0 else optimizer.max_grad_norm,
         "zero_optimization": _zero(arctic, stage),
+        # the optimizer is torch's own, built by the worker: DeepSpeed's would compile C++ at first use
+        "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": optimizer.lr,
-                "betas": list(optimizer.adam_betas),
-                "eps": 1e-8,
-                "weight_decay": optimizer.weight_decay,
-                # the plain torch optimizer: DeepSpeed's own compiles C++ at first use
-                "torch_adam": True,
-            },
-        },
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
     }
@@ -136,12 +139,12 @@ def ds_worker_config(cfg: Any, device: Device) -> dict[str, Any]:
     return {
         "model_path": policy.model.path,
         "model_config_kwargs": dict(policy.model_config_kwargs),
-        "dtype": str(compute_dtype(cfg, device)).removeprefix("torch."),
+        "compute_dtype": compute_dtype(cfg, device),
         "attn_implementation": attention(cfg, device),
         "enable_gradient_checkpointing": cfg.trainer.gradient_checkpointing,
         "logits_optimization": arctic.logits_optimization or "none",
         "peak_logits_gib": arctic.logits_optimization_peak_mem_size_in_gib,
-        "determinism": arctic.determinism_seed if arctic.determinism_full else None,
+        "determinism_seed": arctic.determinism_seed if arctic.determinism_full else None,
     }
 
 
@@ -180,7 +183,8 @@ def training_config(cfg: Any) -> dict[str, Any]:
     """Batch sizes in sequences per optimizer step and per micro-batch, and the schedule."""
     trainer, n = cfg.trainer, cfg.generator.n_samples_per_prompt
     ratio = trainer.arctic_rl.lr_warmup_ratio
-    steps = trainer.policy.optimizer_config.num_warmup_steps
+    optimizer = trainer.policy.optimizer_config
+    steps = optimizer.num_warmup_steps
     if ratio is not None and steps:
         raise ValueError(
             f"trainer.arctic_rl.lr_warmup_ratio={ratio} and trainer.policy.optimizer_config.num_warmup_steps={steps} "
@@ -192,7 +196,14 @@ def training_config(cfg: Any) -> dict[str, Any]:
         "micro_batch_size_per_gpu": trainer.micro_train_batch_size_per_gpu,
         "update_epochs_per_batch": trainer.update_epochs_per_batch,
         "seed": trainer.seed,
-        "scheduler": trainer.policy.optimizer_config.scheduler,
+        "optimizer": {
+            "type": "AdamW",
+            "lr": optimizer.lr,
+            "betas": optimizer.adam_betas,
+            "weight_decay": optimizer.weight_decay,
+            "max_grad_norm": optimizer.max_grad_norm,
+        },
+        "scheduler": optimizer.scheduler,
         "num_warmup_steps": steps,
         "lr_warmup_ratio": ratio,
     }
@@ -202,4 +213,3 @@ def warmup_steps(training: dict[str, Any], total_steps: int) -> int:
     """Optimizer steps of warm-up: the ratio's share of all steps (rounded up), else the number that is set."""
     ratio = training["lr_warmup_ratio"]
     return training["num_warmup_steps"] if ratio is None else int(-(-ratio * total_steps // 1))
-

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
+from skyrl.train.config import TrainerConfig, make_config
 
 from arctic_rl.client_config import ArcticRLClientConfig, build_rl_config
 from arctic_rl.keys import ArcticRLTrainerConfig
 from arctic_rl.mapping import ArcticRootConfig
-from skyrl.train.config import TrainerConfig, make_config
 
 
 class ArcticTrainerConfig(TrainerConfig):

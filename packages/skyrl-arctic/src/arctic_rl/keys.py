@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import model_validator
-
 from skyrl.train.config import ConfigPart, key
 from skyrl.train.config.part import FloatPair
 
@@ -68,9 +67,7 @@ class ArcticRLTrainerConfig(ConfigPart):
     vllm_max_num_seqs: int | None = key(None, "Unset: generator.inference_engine.max_num_seqs.", ge=1)
     vllm_enforce_eager: bool | None = key(None, "Unset: generator.inference_engine.enforce_eager.")
     vllm_enable_chunked_prefill: bool | None = key(None, "Becomes engine_init_kwargs.enable_chunked_prefill.")
-    vllm_enable_prefix_caching: bool | None = key(
-        None, "Unset: generator.inference_engine.enable_prefix_caching."
-    )
+    vllm_enable_prefix_caching: bool | None = key(None, "Unset: generator.inference_engine.enable_prefix_caching.")
     vllm_max_model_len: int | None = key(None, "Becomes engine_init_kwargs.max_model_len.", ge=1)
     vllm_max_num_batched_tokens: int | None = key(
         None, "Unset: generator.inference_engine.max_num_batched_tokens.", ge=1

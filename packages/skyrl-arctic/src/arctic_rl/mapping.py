@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import model_validator
-
 from skyrl.train.config import ConfigPart, SkyRLTrainConfig
 
 ENGINE = "generator.inference_engine"
