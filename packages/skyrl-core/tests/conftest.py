@@ -1,9 +1,11 @@
 """What the tests of this package share: the tiny model's tokenizer, and one in the style of a chat model."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import skyrl.train.quickstart
+from skyrl_rollout.reference.process import ReferenceServer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 TINY_MODEL = Path(skyrl.train.quickstart.__file__).parent / "tiny_model"
@@ -27,3 +29,10 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+@pytest.fixture(scope="session")
+def reference_url() -> Iterator[str]:
+    """A reference server in a process of its own, which serves the tiny model's shape."""
+    with ReferenceServer("--model", str(TINY_MODEL)) as server:
+        yield server.url

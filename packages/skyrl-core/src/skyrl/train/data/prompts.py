@@ -25,7 +25,7 @@ class PromptDataset:
 
     A row's `prompt` holds OpenAI-style messages; `env_class` falls back to `default_env_class`; every other column
     goes to the environment as extras. `uid` is the row's index over all files, so it names the row also where others
-    were left out. Rows whose prompt is longer than `max_prompt_length` tokens are left out and counted in `num_dropped`.
+    were left out. Rows whose prompt is longer than `max_prompt_length` tokens are left out, counted in `num_dropped`.
 
     Raises ValueError naming the file, and the row or column, for whatever cannot be read.
     """
@@ -140,20 +140,22 @@ def _read_json(path: Path, key: str) -> list[dict[str, Any]]:
 
 
 def _read_json_lines(path: Path, key: str) -> list[dict[str, Any]]:
-    rows = []
     try:
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
-            if line.strip():
-                rows.append(json.loads(line))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        where = "" if isinstance(error, UnicodeDecodeError) else f", line {number}"
-        raise ValueError(f"{key}: {path}{where} is not JSON: {error}") from error
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{key}: {path} is not UTF-8 text: {error}") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{key}: {path}, line {number} is not JSON: {error}") from error
     return rows
 
 
 def _task(row: Any, *, uid: str, where: str, default_env: str | None) -> PromptTask:
     if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected an object with column {PROMPT_COLUMN!r}, got {type(row).__name__}")  # noqa: TRY004
+        raise ValueError(f"{where}: expected an object with column {PROMPT_COLUMN!r}, got {type(row).__name__}")
     if PROMPT_COLUMN not in row:
         raise ValueError(f"{where}: no column {PROMPT_COLUMN!r}; the row has {', '.join(row) or 'nothing'}")
     env_class = row.get(ENV_COLUMN) or default_env

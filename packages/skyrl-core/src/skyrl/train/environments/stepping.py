@@ -42,8 +42,8 @@ class EnvironmentThreads:
         self._slots = asyncio.Semaphore(max_workers)
 
     async def call(self, work: Callable[[], R], *, name: str, timeout_s: float) -> R:
-        """`work()` in a thread, at most `timeout_s` once it has one. Raises EnvironmentFailed, which begins with `name`,
-        for whatever goes wrong; a call that is late is left to finish alone."""
+        """`work()` in a thread, at most `timeout_s` once it has one. Raises EnvironmentFailed, which begins with
+        `name`, for whatever goes wrong; a call that is late is left to finish alone."""
         async with self._slots:
             try:
                 async with asyncio.timeout(timeout_s) as deadline:
@@ -80,7 +80,7 @@ class EnvironmentThreads:
             work, loop, future = job
             try:
                 outcome, error = work(), None
-            except BaseException as raised:  # noqa: BLE001 - handed to the waiting coroutine
+            except BaseException as raised:
                 outcome, error = None, raised
             try:
                 loop.call_soon_threadsafe(_settle, future, outcome, error)
@@ -101,7 +101,7 @@ def _settle(future: asyncio.Future, outcome: Any, error: BaseException | None) -
 
 @dataclass(frozen=True)
 class EnvStep:
-    """One answer of an environment. `action` is the text it wants to be remembered instead of the one given, or None."""
+    """One answer of an environment. `action` is the text it wants remembered in place of the one given, or None."""
 
     reward: float
     done: bool
@@ -145,7 +145,7 @@ class Episode:
         return Episode(env, env_class, where, threads=threads, timeout_s=timeout_s), first
 
     async def step(self, action: str) -> EnvStep:
-        """Scores one assistant turn. Raises EnvironmentFailed for an error, a time-out or a reward that is no number."""
+        """Scores one assistant turn. EnvironmentFailed for an error, a time-out or a reward that is no number."""
         self.turns += 1
         name = f"environment {self.env_class!r} on {self.where}, turn {self.turns}"
         out = await self._threads.call(lambda: self._env.step(action), name=name, timeout_s=self._timeout_s)

@@ -37,7 +37,7 @@ def template_kwargs(generator_cfg: Any) -> dict[str, Any]:
     path = Path(chosen.name_or_path).expanduser()
     if chosen.source != "file":
         raise ValueError(
-            f"generator.chat_template.name_or_path={chosen.name_or_path!r} with source='name': templates are taken from "
+            f"generator.chat_template.name_or_path={chosen.name_or_path!r} with source='name': templates come from "
             "the tokenizer or from a file; set generator.chat_template.source=file and give its path"
         )
     if not path.is_file():

@@ -202,8 +202,8 @@ class EnvGenerator:
         rollout.messages += [{"role": "assistant", "content": action}, *answer.observations]
         if answer.action not in (None, action):
             raise EnvironmentFailed(
-                f"environment {rollout.task.env_class!r} on {where} replaced the answer's text: tokens are trained on as "
-                "they were sampled, so have it end turns with generator.sampling_params.stop instead"
+                f"environment {rollout.task.env_class!r} on {where} replaced the answer's text: tokens are trained on "
+                "as they were sampled, so have it end turns with generator.sampling_params.stop instead"
             )
         return None if answer.done else answer.observations
 
@@ -255,8 +255,8 @@ class EnvGenerator:
         if mode is LogprobMode.SAMPLING and not self._said_sampling_mode:
             self._said_sampling_mode = True
             log.warning(
-                "sampling is cut or penalised (top_k, top_p, min_p, a penalty or a bias): rollout logprobs are those of "
-                "the distribution drawn from, and differ from the policy's own"
+                "sampling is cut or penalised (top_k, top_p, min_p, a penalty or a bias): rollout logprobs are those "
+                "of the distribution drawn from, and differ from the policy's own"
             )
         return mode
 

@@ -12,8 +12,8 @@ def evaluation_metrics(trajectories: Sequence[Trajectory], n_samples: int) -> di
     """`eval/{source}/{avg_score, pass_at_n, mean_positive_reward}` per data source and over `all`.
 
     avg_score is the mean total reward of a trajectory; pass_at_n the share of prompts of which any of the n samples got
-    a reward above 0 on its last token (so a multi-turn episode passes by how it ended); mean_positive_reward the mean of
-    total rewards with those below 0 taken as 0.
+    a reward above 0 on its last token (so a multi-turn episode passes by how it ended); mean_positive_reward the mean
+    of total rewards with those below 0 taken as 0.
     """
     by_source: dict[str, list[Trajectory]] = defaultdict(list)
     for t in trajectories:

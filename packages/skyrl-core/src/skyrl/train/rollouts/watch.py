@@ -90,9 +90,8 @@ class ServerWatch:
         for process in self._processes:
             if not self._gone.done() and not process.alive():
                 said = "\n".join(f"  | {line}" for line in process.last_lines(LAST_LINES)) or "  (it said nothing)"
-                self._gone.set_result(
-                    f"the rollout server at {process.url} (process {process.pid}) died during the run; it said last:\n{said}"
-                )
+                name = f"the rollout server at {process.url} (process {process.pid})"
+                self._gone.set_result(f"{name} died during the run; it said last:\n{said}")
 
     async def _watch_external(self, client: RolloutClient) -> None:
         instance, clock = client.info.instance_id, asyncio.get_running_loop().time

@@ -1,0 +1,188 @@
+"""Whether a run finds or starts its servers, gives them its weights, notices a dead one, and leaves nothing behind."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import skyrl.train.quickstart
+import torch
+from safetensors.torch import load_file
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.policy.publishing import Publisher, cast_layouts, tensor_layouts
+from skyrl.train.rollouts import watch
+from skyrl.train.rollouts.service import RolloutService
+from skyrl.train.rollouts.watch import ServerDied
+from skyrl_rollout.errors import ModelMismatch, ServerUnreachable
+from skyrl_rollout.reference.process import ReferenceServer
+from skyrl_rollout.tokens import LogprobMode, Sampling
+from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
+
+TINY_MODEL = Path(skyrl.train.quickstart.__file__).parent / "tiny_model"
+
+
+class Checkpoint:
+    """A folder's weights, published as a policy group would."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor] | None = None) -> None:
+        self.tensors = tensors or load_file(TINY_MODEL / "model.safetensors")
+        self._publisher = Publisher()
+
+    def publish(
+        self, targets: Sequence[PublishTarget], *, target_version: int, dtype: str | None, timeout_s: float
+    ) -> PublishReport:
+        layout = cast_layouts(tensor_layouts(self.tensors.items()), dtype)
+        return self._publisher.publish(
+            layout, self.tensors.items(), targets, target_version=target_version, timeout_s=timeout_s
+        )
+
+    def close(self) -> None:
+        self._publisher.close()
+
+
+@pytest.fixture
+def checkpoint():
+    checkpoint = Checkpoint()
+    yield checkpoint
+    checkpoint.close()
+
+
+def config(*urls: str, **engine) -> SkyRLTrainConfig:
+    engine |= {"external_server_urls": list(urls)} if urls else {"backend": "reference"}
+    return SkyRLTrainConfig.model_validate({"generator": {"inference_engine": engine}})
+
+
+def reference_server() -> ReferenceServer:
+    return ReferenceServer("--model", str(TINY_MODEL))
+
+
+async def long_generation(service: RolloutService):
+    return await service.pool.generate(
+        np.arange(5), Sampling(max_tokens=1000, ignore_eos=True), mode=LogprobMode.RAW, num_samples=64, timeout_s=60
+    )
+
+
+async def until_it_raises(look: Callable[[], None], *, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        look()
+        await asyncio.sleep(0.1)
+
+
+async def test_each_publish_is_the_next_version_of_the_servers_and_steps_are_mapped_to_it(checkpoint):
+    with reference_server() as server:
+        service = await RolloutService.open(config(server.url), TINY_MODEL)
+        assert service.version == 0
+        report = await service.publish(checkpoint, step=0)
+        await service.publish(checkpoint, step=1)
+        assert report.nbytes >= sum(t.numel() * 4 for t in checkpoint.tensors.values())
+        assert (service.version, service.pool.highest_version()) == (2, 2)
+        assert service.version_of_step == {0: 1, 1: 2}
+        await service.close()
+        # The server lived on: another run's steps begin above its versions.
+        service = await RolloutService.open(config(server.url), TINY_MODEL)
+        await service.publish(checkpoint, step=30)
+        assert service.version_of_step == {30: 3}
+        await service.close()
+
+
+async def test_a_replica_that_is_behind_catches_up_with_the_next_publish(checkpoint):
+    with reference_server() as one, reference_server() as two:
+        alone = await RolloutService.open(config(one.url), TINY_MODEL)
+        for _ in range(3):
+            await alone.publish(checkpoint)
+        await alone.close()
+        both = await RolloutService.open(config(one.url, two.url), TINY_MODEL)
+        await both.publish(checkpoint)
+        assert [client.info.weight_version for client in both.pool.clients] == [4, 4]
+        await both.close()
+
+
+async def test_a_server_of_another_model_is_refused_with_the_tensors_that_differ(checkpoint):
+    other = Checkpoint({**checkpoint.tensors, "model.norm.weight": torch.zeros(3), "extra": torch.zeros(1)})
+    with reference_server() as server:
+        service = await RolloutService.open(config(server.url), TINY_MODEL)
+        with pytest.raises(ModelMismatch, match=r"2 tensors differ(\n|.)*extra(\n|.)*model.norm.weight: shape \[3\]"):
+            await service.publish(other)
+        assert service.version == 0
+        await service.close()
+    other.close()
+
+
+async def test_a_dead_endpoint_is_named_within_ten_seconds():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(ServerUnreachable, match=url):
+            await RolloutService.open(config(url), TINY_MODEL)
+        assert time.monotonic() - started < 12
+
+
+async def test_a_server_that_the_run_started_is_stopped_with_it(checkpoint):
+    waits = []
+    service = await RolloutService.open(config(), TINY_MODEL, on_wait=waits.append)
+    (process,) = service._processes
+    await service.publish(checkpoint, step=0)
+    await service.close()
+    assert not process.alive()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+    assert any("connection to" in what for what in waits)
+
+
+async def test_a_server_that_dies_during_a_generation_is_named_with_its_last_lines():
+    service = await RolloutService.open(config(), TINY_MODEL)
+    (process,) = service._processes
+    running = asyncio.create_task(long_generation(service))
+    await asyncio.sleep(0.5)
+    assert not running.done()
+    os.kill(process.pid, signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(ServerDied, match=rf"server at {process.url} \(process {process.pid}\) died(\n|.)*ready url="):
+        await running
+    assert time.monotonic() - started < 5
+    with pytest.raises(ServerDied):
+        service.server_alive_or_raise()
+    await service.close()
+
+
+async def test_a_server_that_died_before_a_publish_is_named(checkpoint):
+    service = await RolloutService.open(config(), TINY_MODEL)
+    os.kill(service._processes[0].pid, signal.SIGKILL)
+    with pytest.raises((ServerDied, ServerUnreachable)):
+        await service.publish(checkpoint)
+    with pytest.raises(ServerDied, match="died during the run"):
+        service.server_alive_or_raise()
+    await service.close()
+
+
+async def test_an_external_server_that_stays_away_ends_the_work_that_waits_for_it(monkeypatch):
+    monkeypatch.setattr(watch, "EXTERNAL_AWAY_S", 0.5)
+    monkeypatch.setattr(watch, "EXTERNAL_POLL_S", 0.2)
+    with reference_server() as server:
+        service = await RolloutService.open(config(server.url), TINY_MODEL)
+        running = asyncio.create_task(long_generation(service))
+        await asyncio.sleep(0.3)
+        server.kill()
+        with pytest.raises(ServerDied, match=f"{server.url} has been away"):
+            await running
+        await service.close()
+
+
+async def test_an_external_server_that_was_replaced_is_not_taken_for_the_old_one(monkeypatch):
+    monkeypatch.setattr(watch, "EXTERNAL_POLL_S", 0.2)
+    with reference_server() as first:
+        service = await RolloutService.open(config(first.url), TINY_MODEL)
+        first.kill()
+        with (
+            ReferenceServer("--model", str(TINY_MODEL), listen=first.url.removeprefix("grpc://")),
+            pytest.raises(ServerDied, match="was replaced by another process"),
+        ):
+            await until_it_raises(service.server_alive_or_raise)
+        await service.close()
