@@ -1,0 +1,55 @@
+"""The command line of one server: the table's command with its placeholders filled, and the configuration's options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from skyrl.train.launch.table import FORMS, ServerEntry
+
+# Settings of GPUs: a server on CPU gets none of them.
+ONLY_ON_GPUS = ("tensor_parallel_size", "gpu_memory_utilization", "distributed_executor_backend")
+
+
+def build(
+    entry: ServerEntry, engine: Any, values: Mapping[str, str], *, device: str, binaries: Path | None
+) -> list[str]:
+    """The arguments to execute. `values` fills {model}, {listen}, {dtype}, {seed}; `binaries` is the bin folder in which
+    the command is looked up first. ValueError for an unknown placeholder and for a command without {listen}."""
+    if not any("{listen}" in part for part in entry.command):
+        raise ValueError(f"the command of server {entry.name!r} does not say {{listen}}, where to listen\n{FORMS}")
+    try:
+        filled = [part.format_map(values) for part in entry.command]
+    except (KeyError, ValueError, IndexError) as error:
+        known = ", ".join(f"{{{name}}}" for name in values)
+        raise ValueError(f"the command of server {entry.name!r}: {error} is no placeholder; known: {known}") from error
+    if binaries is not None and (binaries / filled[0]).is_file():
+        filled[0] = str(binaries / filled[0])
+    return filled + list(_options(entry, engine, device))
+
+
+def _options(entry: ServerEntry, engine: Any, device: str) -> Iterator[str]:
+    for name, flag in entry.options.items():
+        if name not in type(engine).model_fields:
+            raise ValueError(f"servers.{entry.name}.options.{name}: generator.inference_engine has no such key")
+        if device == "cpu" and name in ONLY_ON_GPUS:
+            continue
+        yield from _option(flag, getattr(engine, name))
+
+
+def _option(flag: str, value: Any) -> Iterator[str]:
+    """A flag that holds {json} takes the value in it; a mapping gives one flag per item; a switch stands or does not."""
+    if value is None:
+        return
+    if "{json}" in flag:
+        yield from (part.replace("{json}", json.dumps(value)) for part in flag.split())
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from (flag, f"{key}={json.dumps(item)}")
+    elif isinstance(value, bool):
+        if value:
+            yield flag
+    else:
+        yield from (flag, str(value))

@@ -1,0 +1,120 @@
+"""Which command serves `generator.inference_engine.backend=NAME`: the servers table, or the user's own command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from skyrl.train.config.problems import listed
+
+FILE_VARIABLE = "SKYRL_SERVERS_FILE"
+FORMS = """\
+name a server in one of these ways:
+  in the table     generator.inference_engine.backend=NAME, with [tool.skyrl.servers.NAME] in the workspace's
+                   pyproject.toml, or [servers.NAME] in the file that $SKYRL_SERVERS_FILE names:
+                     command = ["arctic-serve", "--model", "{model}", "--listen", "{listen}"]
+  by its command   generator.inference_engine.server_command='arctic-serve --model {model} --listen {listen}'
+  by its address   generator.inference_engine.external_server_urls=['grpc://host:50051']"""
+
+
+@dataclass(frozen=True)
+class ServerEntry:
+    """How one kind of server is started.
+
+    package: workspace member whose environment holds the command; None means the trainer's own environment. extras:
+    device -> extra of the package. options: key under generator.inference_engine -> flag. download_gb: device -> size.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    root: Path | None = None
+    package: str | None = None
+    extras: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    download_gb: Mapping[str, float] = field(default_factory=dict)
+
+
+def find(engine: Any) -> ServerEntry:
+    """The entry that the configuration (`cfg.generator.inference_engine`) asks for.
+
+    ValueError for an unknown name shows the known ones and the three ways to name a server.
+    """
+    if engine.server_command:
+        command = engine.server_command
+        return ServerEntry("server_command", tuple(shlex.split(command) if isinstance(command, str) else command))
+    entries, root, where = _table()
+    if engine.backend not in entries:
+        known = f"{where} has {', '.join(sorted(entries))}" if where else "there is no servers table here"
+        hint = listed(engine.backend, entries).partition("; ")[2]
+        raise ValueError(
+            f"generator.inference_engine.backend={engine.backend}: no such server; {known}"
+            f"{'; ' + hint if hint else ''}\n{FORMS}"
+        )
+    return _entry(engine.backend, entries[engine.backend], root, where)
+
+
+@cache
+def workspace_root() -> Path | None:
+    """The nearest folder, above this file or above the current one, whose pyproject.toml has a servers table."""
+    for start in (Path(__file__).resolve().parent, Path.cwd()):
+        for folder in (start, *start.parents):
+            if _servers_of(folder / "pyproject.toml"):
+                return folder
+    return None
+
+
+def _table() -> tuple[dict[str, Any], Path | None, str]:
+    """(entries, workspace root, where they stand). The file of the environment variable comes before the workspace."""
+    named = os.environ.get(FILE_VARIABLE)
+    if named:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise ValueError(f"${FILE_VARIABLE}={named}: no such file")
+        entries = _servers_of(path)
+        if not entries:
+            raise ValueError(f"${FILE_VARIABLE}={named}: no [servers.NAME] in it\n{FORMS}")
+        return entries, workspace_root(), str(path)
+    root = workspace_root()
+    if root is None:
+        return {}, None, ""
+    return _servers_of(root / "pyproject.toml"), root, str(root / "pyproject.toml")
+
+
+def _servers_of(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, OSError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+    return content.get("servers") or content.get("tool", {}).get("skyrl", {}).get("servers", {})
+
+
+def _entry(name: str, raw: Mapping[str, Any], root: Path | None, where: str) -> ServerEntry:
+    known = ("command", "package", "extras", "options", "download_gb")
+    for key in raw:
+        if key not in known:
+            raise ValueError(f"{where}: servers.{name}.{key}: unknown key; {listed(key, known)}")
+    command = raw.get("command")
+    if not isinstance(command, list) or not command:
+        raise ValueError(f"{where}: servers.{name}.command: expected a list of texts\n{FORMS}")
+    if raw.get("package") and root is None:
+        raise ValueError(
+            f"{where}: servers.{name}.package names a workspace member, and there is no workspace here: leave it out "
+            f"and write the full path of an installed command"
+        )
+    return ServerEntry(
+        name=name,
+        command=tuple(map(str, command)),
+        root=root,
+        package=raw.get("package"),
+        extras=raw.get("extras", {}),
+        options=raw.get("options", {}),
+        download_gb=raw.get("download_gb", {}),
+    )
