@@ -1,0 +1,1 @@
+"""A deterministic rollout engine in numpy: no model, every promise of the protocol."""

@@ -1,7 +1,7 @@
 """What an inference engine must provide so that the server kit can speak the protocol for it.
 
-The kit owns everything that is the same for all engines: request ids, replay, coalescing, heartbeats, deadlines, leases,
-fencing, staging, digests, version spans and health. An engine only generates, pauses, swaps weights and reports load.
+The kit owns everything that is the same for all engines: request ids, replay, coalescing, heartbeats, deadlines,
+leases, fencing, staging, digests, version spans and health. An engine only generates, pauses, swaps weights and reports load.
 Refusals that depend on the engine (a logprob mode it cannot compute, a stop string) are `ValueError` or
 `errors.RolloutError` from `check`.
 """
@@ -76,9 +76,11 @@ class SampleEnded:
 
 @dataclass(frozen=True)
 class EngineLoad:
+    """running, waiting: samples. kv_usage: 0 to 1. step_counter grows with every engine step."""
+
     running: int
     waiting: int
-    kv_usage: float  # 0 to 1
+    kv_usage: float
     step_counter: int
 
 
@@ -92,7 +94,7 @@ class Engine(Protocol):
         """Raises ValueError, with what to change, for parameters that the engine cannot honour exactly."""
 
     def generate(self, request: EngineRequest) -> AsyncIterator[TokensMade | SampleEnded]:
-        """Streams the continuation. Closing the iterator aborts the work and frees its slot and KV at once.
+        """Streams the continuation; sample i draws with seed + i. Closing the iterator aborts the work and frees its slot and KV at once.
 
         While paused with "keep" the iterator may still yield tokens made before the pause, never newer ones.
         """
@@ -101,13 +103,19 @@ class Engine(Protocol):
         """Ends running samples with FinishReason.ABORTED; `generate` yields the SampleEnded. Unknown id: no-op."""
 
     async def pause(self, mode: str, *, clear_cache: bool) -> None:
-        """Returns when no more tokens are produced. mode "abort" ends samples with FinishReason.PAUSED, "wait" lets them
-        finish, "keep" freezes them. clear_cache drops all KV, so that frozen requests are recomputed on resume."""
+        """Returns when no more tokens are produced. mode "abort" ends samples with FinishReason.PAUSED, "wait" lets
+        them finish, "keep" freezes them. clear_cache drops all KV, so that frozen requests are recomputed on resume.
+
+        The kit calls "wait" only when nothing runs. It may call again while paused: "abort" then ends what is frozen,
+        and clear_cache drops the KV."""
 
     async def resume(self) -> None: ...
 
     def tokens_made(self) -> Mapping[str, list[int]]:
-        """request_id -> tokens produced so far per sample, exact while paused, also where `generate` lags behind."""
+        """request_id -> tokens produced so far per sample, exact while paused, also where `generate` lags behind.
+
+        A request is listed from its admission until its iterator has yielded the last SampleEnded; one that is not
+        listed has made nothing beyond what its iterator has yielded."""
 
     async def load_weights(self, tensors: Iterator[tuple[TensorLayout, memoryview]]) -> None:
         """Swaps the live weights; called only while paused. Raises if the model is now unusable (the kit then reports

@@ -78,6 +78,14 @@ def layout_digest(tensors: Iterable[TensorLayout]) -> bytes:
     return h.digest()
 
 
+def fingerprint(tensors: Iterable[TensorLayout]) -> str:
+    """xxh3-128 (hex) over every (name, dtype, shape) in canonical (sorted by name) order."""
+    h = xxhash.xxh3_128()
+    for t in sorted(tensors, key=lambda t: t.name):
+        h.update(f"{t.name}\0{t.dtype}\0{','.join(map(str, t.shape))}\0".encode())
+    return h.hexdigest()
+
+
 def place(tensors: Sequence[TensorLayout], *, shard: int = 0) -> tuple[TensorSpec, ...]:
     """Lays tensors one after another in one shard, each aligned."""
     specs, offset = [], 0

@@ -1,0 +1,161 @@
+"""Protobuf messages to dataclasses and back: the only place of the server kit that knows both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xxhash
+from google.protobuf.duration_pb2 import Duration
+
+from skyrl_rollout import wire
+from skyrl_rollout.errors import InvalidRequest, MissingCapability
+from skyrl_rollout.server import events
+from skyrl_rollout.server.admission import GenerationRequest
+from skyrl_rollout.tokens import LogprobMode
+from skyrl_rollout.v1 import generation_pb2 as pb
+
+MAX_SAMPLES = 1024
+DEFAULT_MIN_TOKENS_PER_EVENT = 64
+DEFAULT_MAX_EVENT_DELAY_S = 0.5
+DEFAULT_HEARTBEAT_S = 10.0
+MIN_HEARTBEAT_S = 0.05
+
+MODE_NAMES = {number: name for name, number in wire.PAUSE_MODES.items()}
+ADMISSION_NAMES = {number: name for name, number in wire.ADMISSIONS.items()}
+KV_NAMES = {number: name for name, number in wire.KV_POLICIES.items()}
+
+
+def known(value: int, names: dict[int, Any], field: str, *, unset: Any) -> Any:
+    """names[value]; 0 is `unset` (None: it must be set). Raises InvalidRequest for a value unknown to this server."""
+    if value == 0 and unset is not None:
+        return unset
+    if value not in names:
+        raise InvalidRequest(
+            f"{field} is {value}, expected one of {sorted(names)} ({', '.join(map(str, names.values()))})"
+        )
+    return names[value]
+
+
+def seconds(message: Any, field: str, default: float) -> float:
+    """A Duration field in seconds. Raises InvalidRequest when it is negative."""
+    if not message.HasField(field):
+        return default
+    value = getattr(message, field).ToNanoseconds() / 1e9
+    if value < 0:
+        raise InvalidRequest(f"{field} is {value} s: a duration cannot be negative")
+    return value
+
+
+def duration(value_s: float) -> Duration:
+    """The inverse of `seconds`."""
+    d = Duration()
+    d.FromNanoseconds(round(value_s * 1e9))
+    return d
+
+
+def generation_request(m: pb.GenerateRequest) -> GenerationRequest:
+    """Raises InvalidRequest for malformed fields and MissingCapability for what no engine of this kit offers."""
+    _refuse_unsupported(m)
+    if not m.request_id or len(m.request_id) > 200:
+        raise InvalidRequest("request_id must have 1 to 200 characters: mint a UUID for every request")
+    if len(m.prompt_token_ids) % wire.TOKEN_DTYPE.itemsize:
+        raise InvalidRequest(f"prompt_token_ids has {len(m.prompt_token_ids)} bytes, expected a multiple of 4 (int32)")
+    num_samples = m.num_samples if m.HasField("num_samples") else 1
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        raise InvalidRequest(f"num_samples is {num_samples}, expected 1 to {MAX_SAMPLES}")
+    stops = known(m.version.on_commit, {1: False, 2: True}, "version.on_commit", unset=False)
+    stream = m.stream
+    per_event = stream.min_tokens_per_event if stream.HasField("min_tokens_per_event") else DEFAULT_MIN_TOKENS_PER_EVENT
+    return GenerationRequest(
+        request_id=m.request_id,
+        identity=_identity(m),
+        prompt_token_ids=np.frombuffer(m.prompt_token_ids, wire.TOKEN_DTYPE),
+        prompt_digest=xxhash.xxh3_128_digest(m.prompt_token_ids),
+        sampling=wire.sampling_from_pb(m.sampling),
+        mode=known(m.logprobs.mode, {x.value: x for x in LogprobMode}, "logprobs.mode", unset=LogprobMode.SAMPLING),
+        num_samples=num_samples,
+        policy_id=m.policy_id,
+        min_weight_version=m.version.min_weight_version,
+        stops_on_commit=stops,
+        cache_bypass=m.cache.bypass,
+        cache_salt=m.cache.salt,
+        final_only=stream.final_only,
+        min_tokens_per_event=max(per_event, 1),
+        max_event_delay_s=seconds(stream, "max_event_delay", DEFAULT_MAX_EVENT_DELAY_S),
+        heartbeat_s=max(seconds(stream, "heartbeat", DEFAULT_HEARTBEAT_S), MIN_HEARTBEAT_S),
+        detach_grace_s=seconds(m, "detach_grace", 0.0),
+    )
+
+
+def _refuse_unsupported(m: pb.GenerateRequest) -> None:
+    unknown = [e for e in m.extras if e not in (pb.EXTRA_ROUTED_EXPERTS, pb.EXTRA_TOP_P_TOKEN_IDS)]
+    if unknown:
+        raise InvalidRequest(f"extras holds {unknown[0]}, which is no Extra of this protocol")
+    if m.extras:
+        raise MissingCapability.named("extras", f"the extra output {pb.Extra.Name(m.extras[0])}")
+    if m.backend_options.fields:
+        raise MissingCapability.named("backend_options", f"the option {sorted(m.backend_options.fields)[0]!r}")
+    if m.logprobs.top_k:
+        raise MissingCapability.named("max_top_logprobs", "returning the top logprobs of other tokens")
+    if m.logprobs.prompt_last_n:
+        raise MissingCapability.named("prompt_logprobs", "returning prompt logprobs")
+
+
+def _identity(m: pb.GenerateRequest) -> bytes:
+    same = pb.GenerateRequest()
+    same.CopyFrom(m)
+    same.ClearField("resume_after")
+    return xxhash.xxh3_128_digest(same.SerializeToString(deterministic=True))
+
+
+def generate_response(seq: int, event: events.Event | events.Heartbeat) -> pb.GenerateResponse:
+    """One stream message."""
+    if isinstance(event, events.TokenDelta):
+        return pb.GenerateResponse(
+            seq=seq,
+            delta=pb.TokenDelta(
+                sample_index=event.sample_index,
+                offset=event.offset,
+                token_ids=event.token_ids,
+                logprobs=event.logprobs,
+                weight_version=event.weight_version,
+                oldest_kv_version=event.oldest_kv_version,
+            ),
+        )
+    if isinstance(event, events.SampleFinished):
+        return pb.GenerateResponse(seq=seq, sample_finished=_sample_finished(event))
+    if isinstance(event, events.Heartbeat):
+        beat = pb.Heartbeat(phase=event.phase.value, tokens_so_far=event.tokens_so_far)
+        return pb.GenerateResponse(seq=seq, heartbeat=beat)
+    started = pb.Started(
+        instance_id=event.instance_id,
+        weight_version=event.weight_version,
+        effective=wire.sampling_to_pb(event.effective),
+        mode=event.mode.value,
+        prompt_token_digest=event.prompt_token_digest,
+    )
+    return pb.GenerateResponse(seq=seq, started=started)
+
+
+def _sample_finished(event: events.SampleFinished) -> pb.SampleFinished:
+    m = pb.SampleFinished(
+        sample_index=event.sample_index,
+        reason=event.reason.value,
+        num_tokens=event.num_tokens,
+        token_digest=event.token_digest,
+        invalid_logprobs=event.invalid_logprobs,
+        num_preemptions=event.num_preemptions,
+    )
+    for span in event.spans:
+        m.spans.add(
+            start=span.start,
+            length=span.length,
+            weight_version=span.weight_version,
+            oldest_kv_version=span.oldest_kv_version,
+        )
+    if isinstance(event.stop_match, str):
+        m.stop_string = event.stop_match
+    elif event.stop_match is not None:
+        m.stop_token_id = event.stop_match
+    return m

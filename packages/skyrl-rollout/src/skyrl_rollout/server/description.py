@@ -1,0 +1,87 @@
+"""Who this server is, what it offers and how it is doing, as the messages that say so."""
+
+from __future__ import annotations
+
+from skyrl_rollout import wire
+from skyrl_rollout.protocol import PROTOCOL_MINOR
+from skyrl_rollout.server import convert
+from skyrl_rollout.server.engine import Engine, EngineCapabilities, ModelIdentity
+from skyrl_rollout.server.options import ServerOptions
+from skyrl_rollout.server.registry import RunRegistry
+from skyrl_rollout.server.state import ServerState
+from skyrl_rollout.v1 import control_pb2 as pb
+from skyrl_rollout.weights.manifest import fingerprint, layout_digest
+from skyrl_rollout.weights.shm import namespace_id
+
+BASE_POLICY = ""  # policy_id of the model itself
+
+
+def server_info(
+    engine: Engine, state: ServerState, options: ServerOptions, highest_epoch: int
+) -> pb.GetServerInfoResponse:
+    """The answer to GetServerInfo."""
+    return pb.GetServerInfoResponse(
+        protocol_minor=PROTOCOL_MINOR,
+        server_build=options.server_build,
+        instance_id=state.instance_id,
+        model=_model(engine.identity),
+        capabilities=_capabilities(engine.capabilities),
+        limits=pb.Limits(
+            max_message_bytes=options.max_message_bytes,
+            max_chunk_bytes=options.max_chunk_bytes,
+            max_concurrent=options.max_concurrent,
+            max_top_logprobs=0,
+            request_id_retention=convert.duration(options.request_retention_s),
+            keepalive_min_interval_ms=options.keepalive_min_interval_ms,
+        ),
+        shm_namespace_id=namespace_id(),
+        world_size=options.world_size,
+        weight_versions={BASE_POLICY: state.weight_version},
+        highest_trainer_epoch=highest_epoch,
+    )
+
+
+def status(engine: Engine, state: ServerState, runs: RunRegistry, open_update_id: str) -> pb.WatchStatusResponse:
+    """One report of WatchStatus. running, waiting and frozen count requests."""
+    load = engine.load()
+    frozen = runs.frozen
+    return pb.WatchStatusResponse(
+        instance_id=state.instance_id,
+        state=state.state.value,
+        weight_versions={BASE_POLICY: state.weight_version},
+        running=runs.running - frozen,
+        waiting=runs.waiting,
+        frozen=frozen,
+        kv_usage=load.kv_usage,
+        tokens_generated=runs.tokens_generated,
+        open_update_id=open_update_id,
+        step_counter=load.step_counter,
+    )
+
+
+def _model(model: ModelIdentity) -> pb.ModelInfo:
+    return pb.ModelInfo(
+        name=model.name,
+        fingerprint=fingerprint(model.tensors),
+        tokenizer_digest=model.tokenizer_digest,
+        vocab_size=model.vocab_size,
+        max_context=model.max_context,
+        eos_token_ids=model.eos_token_ids,
+        dtype=wire.SCALAR_TYPES[model.dtype],
+        tensor_layout_digest=layout_digest(model.tensors),
+        tensors=[wire.layout_to_pb(t) for t in model.tensors],
+    )
+
+
+def _capabilities(offers: EngineCapabilities) -> pb.Capabilities:
+    return pb.Capabilities(
+        logprob_modes=[mode.value for mode in offers.logprob_modes],
+        pause_modes=[wire.PAUSE_MODES[mode] for mode in offers.pause_modes],
+        kv_policies=[wire.KV_POLICIES[policy] for policy in offers.kv_policies],
+        transports=["inline", "shm"] if namespace_id() else ["inline"],
+        staged_updates=True,
+        per_token_versions=True,
+        stop_strings=offers.stop_strings,
+        deterministic_seed=offers.deterministic_seed,
+        abort=True,
+    )

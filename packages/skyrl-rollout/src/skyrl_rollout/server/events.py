@@ -1,0 +1,60 @@
+"""What one run tells its readers, event by event, before a sequence number is put on it."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling, VersionSpan
+
+
+class WorkPhase(enum.IntEnum):
+    """What a request is doing; the values are those of the protocol."""
+
+    QUEUED = 1
+    RUNNING = 2
+    PAUSED = 3
+
+
+class Started(NamedTuple):
+    """The request was admitted. `effective` has every default filled in; `prompt_token_digest` is xxh3-128."""
+
+    instance_id: str
+    weight_version: int
+    effective: Sampling
+    mode: LogprobMode
+    prompt_token_digest: bytes
+
+
+class TokenDelta(NamedTuple):
+    """Tokens of one sample, all of one version. token_ids: int32 LE [n]. logprobs: float32 LE [n]."""
+
+    sample_index: int
+    offset: int
+    token_ids: bytes
+    logprobs: bytes
+    weight_version: int
+    oldest_kv_version: int
+
+
+class SampleFinished(NamedTuple):
+    """A sample ended. `token_digest` is xxh3-128 over all its token ids."""
+
+    sample_index: int
+    reason: FinishReason
+    num_tokens: int
+    token_digest: bytes
+    spans: tuple[VersionSpan, ...]
+    invalid_logprobs: int
+    num_preemptions: int
+    stop_match: int | str | None
+
+
+class Heartbeat(NamedTuple):
+    """Still alive; never logged, never replayed."""
+
+    phase: WorkPhase
+    tokens_so_far: int
+
+
+Event = Started | TokenDelta | SampleFinished

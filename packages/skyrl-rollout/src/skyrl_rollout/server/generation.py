@@ -1,0 +1,44 @@
+"""RolloutService: streams of tokens to many callers. Score is not offered."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from skyrl_rollout.errors import MissingCapability
+from skyrl_rollout.server import convert
+from skyrl_rollout.server.answers import answered
+from skyrl_rollout.server.registry import RunRegistry
+from skyrl_rollout.v1 import generation_pb2 as pb
+from skyrl_rollout.v1 import generation_pb2_grpc
+
+DEADLINE_SLACK_S = 0.02  # a call is cancelled a moment before or after its last millisecond
+
+
+class RolloutService(generation_pb2_grpc.RolloutServiceServicer):
+    """Generate and AbortGenerations over the runs of one server."""
+
+    def __init__(self, runs: RunRegistry) -> None:
+        self._runs = runs
+
+    @answered
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        run, resume_after = self._runs.attach(convert.generation_request(request), request.resume_after)
+        try:
+            async for seq, event in run.follow(resume_after):
+                await context.write(convert.generate_response(seq, event))
+        finally:
+            left_s = context.time_remaining()
+            self._runs.detach(run, deadline_passed=left_s is not None and left_s <= DEADLINE_SLACK_S)
+
+    @answered
+    async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> None:
+        raise MissingCapability.named("score", "Score")
+
+    @answered
+    async def AbortGenerations(
+        self, request: pb.AbortGenerationsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AbortGenerationsResponse:
+        if request.all:
+            return pb.AbortGenerationsResponse(aborted=await self._runs.abort_all())
+        aborted, not_found = await self._runs.abort(request.request_ids)
+        return pb.AbortGenerationsResponse(aborted=aborted, not_found=not_found)

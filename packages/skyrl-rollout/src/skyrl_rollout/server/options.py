@@ -1,0 +1,93 @@
+"""Where a server listens and which limits it keeps: the flags that every rollout server has."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from skyrl_rollout.protocol import build
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """listen: "host:port" (port 0: any free one) or "unix:path". Durations in seconds, sizes in bytes."""
+
+    listen: str
+    max_concurrent: int = 4096
+    drain_grace_s: float = 10.0
+    max_chunk_bytes: int = 1 * MIB
+    max_message_bytes: int = 32 * MIB
+    request_retention_s: float = 120.0
+    retained_bytes: int = 64 * MIB
+    keepalive_min_interval_ms: int = 500
+    wedged_after_s: float = 60.0
+    world_size: int = 1
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    server_build: str = build()
+
+    def __post_init__(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("--tls-certificate and --tls-key go together: give both or none")
+        if not (64 * 1024 <= self.max_chunk_bytes <= 4 * MIB):
+            raise ValueError(f"--max-chunk-bytes is {self.max_chunk_bytes}, expected 65536 to {4 * MIB}")
+        if self.max_concurrent < 1:
+            raise ValueError(f"--max-concurrent is {self.max_concurrent}, expected at least 1")
+        if self.tls_certificate is None and not self.is_local:
+            raise ValueError(
+                f"--listen {self.listen} can be reached from other machines: give --tls-certificate and --tls-key, "
+                f"or listen on 127.0.0.1 or unix:PATH"
+            )
+
+    @property
+    def unix_path(self) -> Path | None:
+        return (
+            Path(self.listen.removeprefix("unix:").replace("///", "/", 1)) if self.listen.startswith("unix:") else None
+        )
+
+    @property
+    def host_port(self) -> tuple[str, int]:
+        """Raises ValueError where `listen` is not host:port."""
+        host, colon, port = self.listen.rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"--listen {self.listen!r} is not an address: write host:port (127.0.0.1:0) or unix:PATH")
+        return host.strip("[]"), int(port)
+
+    @property
+    def is_local(self) -> bool:
+        if self.unix_path is not None:
+            return True
+        host = self.host_port[0]
+        try:
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `ServerOptions`; `options_from` reads them back."""
+    defaults = {f.name: f.default for f in fields(ServerOptions)}
+    group = parser.add_argument_group("serving")
+    group.add_argument("--listen", required=True, metavar="ADDR", help="host:port (port 0: any) or unix:PATH")
+    for name, kind, text in (
+        ("max_concurrent", int, "requests that may be queued or running"),
+        ("drain_grace_s", float, "how long running requests may go on after SIGTERM"),
+        ("max_chunk_bytes", int, "largest chunk of an inline weight update"),
+        ("max_message_bytes", int, "largest gRPC message"),
+        ("request_retention_s", float, "how long a finished request can be replayed"),
+        ("wedged_after_s", float, "NOT_SERVING when work runs but no engine step happens for so long"),
+        ("tls_certificate", Path, "PEM file; needed to listen beyond this machine"),
+        ("tls_key", Path, "PEM file of the certificate's private key"),
+    ):
+        flag = "--" + name.replace("_", "-")
+        group.add_argument(flag, type=kind, default=defaults[name], metavar=kind.__name__.upper(), help=text)
+
+
+def options_from(args: argparse.Namespace, **more: object) -> ServerOptions:
+    """ServerOptions from parsed flags; `more` fills what the command itself knows (world_size, server_build)."""
+    given = {f.name: getattr(args, f.name) for f in fields(ServerOptions) if hasattr(args, f.name)}
+    return ServerOptions(**(given | more))

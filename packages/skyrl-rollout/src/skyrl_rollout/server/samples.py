@@ -1,0 +1,95 @@
+"""How the tokens of one sample become deltas: coalesced, and cut where the weight version changed; pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import xxhash
+
+from skyrl_rollout.server.events import SampleFinished, TokenDelta
+from skyrl_rollout.tokens import FinishReason
+from skyrl_rollout.versions import VersionLedger
+
+ITEM = 4  # bytes of an int32 id and of a float32 logprob
+
+
+class SampleStream:
+    """One sample that is being made. Tokens go in with `add`, deltas come out of `take`, `finish` ends it."""
+
+    __slots__ = (
+        "_digest",
+        "_ids",
+        "_ledger",
+        "_limit",
+        "_logprobs",
+        "_sent",
+        "finished",
+        "index",
+        "invalid",
+        "num_tokens",
+    )
+
+    def __init__(self, index: int, version: int) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.invalid = 0
+        self.finished = False
+        self._ledger = VersionLedger(version)
+        self._digest = xxhash.xxh3_128()
+        self._ids, self._logprobs = bytearray(), bytearray()
+        self._sent = 0
+        self._limit: int | None = None
+
+    def add(self, token_ids: np.ndarray, logprobs: np.ndarray) -> int:
+        """Takes int ids [k] and logprobs [k]; returns how many tokens wait to be taken. Raises ValueError when the two
+        differ in length: a dropped entry would shift every logprob after it."""
+        if len(token_ids) != len(logprobs):
+            raise ValueError(f"the engine gave {len(token_ids)} tokens with {len(logprobs)} logprobs")
+        if self._limit is not None and self.num_tokens + len(token_ids) > self._limit:
+            keep = max(self._limit - self.num_tokens, 0)
+            token_ids, logprobs = token_ids[:keep], logprobs[:keep]
+        ids = np.asarray(token_ids, "<i4").tobytes()
+        values = np.asarray(logprobs, "<f4")
+        self.invalid += int(np.count_nonzero(np.isnan(values)))
+        self._ids += ids
+        self._logprobs += values.tobytes()
+        self._digest.update(ids)
+        self.num_tokens += len(token_ids)
+        return self.num_tokens - self._sent
+
+    def take(self) -> list[TokenDelta]:
+        """Everything that waits, one delta per weight version."""
+        count = self.num_tokens - self._sent
+        if not count:
+            return []
+        deltas, base = [], self._sent
+        for offset, n, version, oldest_kv in self._ledger.split(base, count):
+            a, b = (offset - base) * ITEM, (offset - base + n) * ITEM
+            deltas.append(
+                TokenDelta(self.index, offset, bytes(self._ids[a:b]), bytes(self._logprobs[a:b]), version, oldest_kv)
+            )
+        self._ids.clear()
+        self._logprobs.clear()
+        self._sent = self.num_tokens
+        return deltas
+
+    def cut(self, num_tokens_made: int, new_version: int, *, retain_kv: bool) -> None:
+        """Tokens from `num_tokens_made` on come from `new_version`; with retain_kv they attend to the old KV."""
+        self._ledger.cut(num_tokens_made, new_version, self._ledger.oldest_kv if retain_kv else None)
+
+    def stop_at(self, num_tokens: int) -> None:
+        """No token beyond this count is reported, whatever the engine still hands over."""
+        self._limit = num_tokens
+
+    def finish(self, reason: FinishReason, stop_match: int | str | None, num_preemptions: int) -> SampleFinished:
+        """Call after the last `take`."""
+        self.finished = True
+        return SampleFinished(
+            self.index,
+            reason,
+            self.num_tokens,
+            self._digest.digest(),
+            self._ledger.spans(self.num_tokens),
+            self.invalid,
+            num_preemptions,
+            stop_match,
+        )

@@ -1,0 +1,180 @@
+"""From an engine to a serving process: builds the services over it, says that it is ready, and ends cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from skyrl_rollout.server.committing import Updater
+from skyrl_rollout.server.control import EngineService
+from skyrl_rollout.server.engine import Engine
+from skyrl_rollout.server.generation import RolloutService
+from skyrl_rollout.server.guard import Guard
+from skyrl_rollout.server.health import SERVICES, HealthService, watch_for_wedge
+from skyrl_rollout.server.lifetime import ParentWatch, drain, kill_own_group, stop_requested
+from skyrl_rollout.server.operations import OperationBook
+from skyrl_rollout.server.options import ServerOptions
+from skyrl_rollout.server.pausing import Pauser
+from skyrl_rollout.server.registry import RunRegistry
+from skyrl_rollout.server.state import ServerState
+from skyrl_rollout.server.weights import WeightService
+from skyrl_rollout.v1 import control_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
+
+logger = logging.getLogger(__name__)
+EXIT_FAILED = 1
+LAST_CALLS_S = 0.5  # for status and health watchers, which never end by themselves
+
+EngineFactory = Callable[[], Awaitable[Engine]]
+
+
+async def serve(engine: Engine | EngineFactory, options: ServerOptions) -> int:
+    """Serves until SIGTERM, SIGINT or the parent's end, and returns the exit code.
+
+    The engine is built before gRPC starts, because an engine may fork and a forked gRPC deadlocks. An address that is
+    taken is reported in one line before the engine is built.
+    """
+    began = time.monotonic()
+    parent = ParentWatch.from_environment(kill_after_s=options.drain_grace_s)
+    stopping = stop_requested()
+    try:
+        _refuse_taken_address(options)
+        built = engine if not callable(engine) else await _unless_stopped(engine(), stopping)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+    if built is None:
+        return 0
+    try:
+        return await _serve(built, options, stopping, parent, began)
+    finally:
+        await built.close()
+        if parent is not None and parent.is_gone:
+            kill_own_group()
+
+
+async def _serve(
+    engine: Engine, options: ServerOptions, stopping: asyncio.Future[str], parent: ParentWatch | None, began: float
+) -> int:
+    state = ServerState()
+    runs = RunRegistry(engine, state, options)
+    pauser = Pauser(engine, state, runs)
+    updater = Updater(engine, state, runs, pauser, max_chunk_bytes=options.max_chunk_bytes)
+    server = _server(engine, state, options, runs, pauser, updater)
+    try:
+        url = _bind(server, options)
+    except (RuntimeError, OSError) as error:
+        print(
+            f"error: cannot listen on {options.listen}: {error}; choose another --listen", file=sys.stderr, flush=True
+        )
+        return EXIT_FAILED
+    await server.start()
+    watchdog = asyncio.create_task(watch_for_wedge(engine, state, options.wedged_after_s))
+    if parent is not None:
+        loop = asyncio.get_running_loop()
+        parent.call_when_gone(lambda: loop.call_soon_threadsafe(_resolve, stopping, "parent gone"))
+    print(
+        f"ready url={url} instance={state.instance_id} model={engine.identity.name} version={state.weight_version} "
+        f"startup_s={time.monotonic() - began:.1f}",
+        flush=True,
+    )
+    reason = await stopping
+    logger.info("stopping: %s", reason)
+    await drain(runs, updater, state, options.drain_grace_s)
+    await server.stop(LAST_CALLS_S)
+    watchdog.cancel()
+    with suppress(asyncio.CancelledError):
+        await watchdog
+    if options.unix_path is not None:
+        options.unix_path.unlink(missing_ok=True)
+    return 0
+
+
+def _server(
+    engine: Engine, state: ServerState, options: ServerOptions, runs: RunRegistry, pauser: Pauser, updater: Updater
+) -> grpc.aio.Server:
+    operations = OperationBook()
+    guard = Guard(operations, pauser, updater)
+    parts = {"updater": updater, "pauser": pauser, "guard": guard, "operations": operations}
+    server = grpc.aio.server(options=_channel_options(options))
+    generation_pb2_grpc.add_RolloutServiceServicer_to_server(RolloutService(runs), server)
+    control_pb2_grpc.add_EngineServiceServicer_to_server(
+        EngineService(engine, state, options, runs=runs, **parts), server
+    )
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(WeightService(engine, state, options, **parts), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(state), server)
+    if options.is_local:
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        reflection.enable_server_reflection((*SERVICES, health_name, reflection.SERVICE_NAME), server)
+    return server
+
+
+def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # a second server on the port is an error, not a coin toss per connection
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", options.max_message_bytes),
+        # a call may be silent for minutes while its client pings
+        ("grpc.http2.min_ping_interval_without_data_ms", options.keepalive_min_interval_ms),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
+    """Binds the address and returns the url under which clients find it."""
+    address = options.listen
+    if options.unix_path is not None:
+        address = f"unix:{options.unix_path}"
+    if options.tls_certificate is not None and options.tls_key is not None:
+        pair = (options.tls_key.read_bytes(), options.tls_certificate.read_bytes())
+        port, scheme = server.add_secure_port(address, grpc.ssl_server_credentials([pair])), "grpcs"
+    else:
+        port, scheme = server.add_insecure_port(address), "grpc"
+    if options.unix_path is not None:
+        return f"unix://{options.unix_path.absolute()}"
+    return f"{scheme}://{options.listen.rpartition(':')[0]}:{port}"
+
+
+def _refuse_taken_address(options: ServerOptions) -> None:
+    """Raises OSError when another process listens there; removes a socket file that nobody listens on."""
+    path = options.unix_path
+    if path is not None:
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise OSError(f"--listen {options.listen} is in use by another process: choose another path")
+        path.unlink(missing_ok=True)
+        return
+    host, port = options.host_port
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise OSError(f"--listen {options.listen}: {error.strerror}; choose another port, or port 0") from None
+
+
+async def _unless_stopped(building: Awaitable[Engine], stopping: asyncio.Future[str]) -> Engine | None:
+    """The built engine, or None when a signal came first."""
+    task = asyncio.ensure_future(building)
+    await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        return task.result()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    return None
+
+
+def _resolve(future: asyncio.Future[str], reason: str) -> None:
+    if not future.done():
+        future.set_result(reason)
