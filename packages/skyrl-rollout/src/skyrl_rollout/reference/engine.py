@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,7 @@ class ReferenceEngine:
     def check(self, request: EngineRequest) -> None:
         """Everything that the protocol names is honoured exactly, except stop strings, which the kit refuses."""
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[TokensMade | SampleEnded]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokensMade | SampleEnded]:
         work = _Work(request)
         self._works[request.request_id] = work
         self._waiting.extend(work.rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -77,25 +78,25 @@ class ModelFolder:
                 self._places[name] = (file, start + begin, end - begin)
         return layouts
 
-    def _eos(self, config: dict[str, object]) -> tuple[int, ...]:
+    def _eos(self, config: dict[str, Any]) -> tuple[int, ...]:
         generation = self._json("generation_config.json") if (self.path / "generation_config.json").exists() else {}
         eos = generation.get("eos_token_id", config.get("eos_token_id"))
-        return tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)  # type: ignore[call-overload]
+        return tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
 
-    def _json(self, name: str) -> dict[str, object]:
+    def _json(self, name: str) -> dict[str, Any]:
         try:
             return dict(json.loads((self.path / name).read_text()))
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.path / name} cannot be read: {error}") from None
 
-    def _number(self, config: dict[str, object], key: str) -> int:
+    def _number(self, config: dict[str, Any], key: str) -> int:
         value = config.get(key)
         if not isinstance(value, int):
             raise ValueError(f"{self.path / 'config.json'} has no number {key!r}")
         return value
 
 
-def read_header(file: Path) -> tuple[dict[str, dict[str, object]], int]:
+def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
     """(tensor name -> {dtype, shape, data_offsets}, offset of the first byte of data) of a safetensors file.
 
     The format: 8 bytes little-endian length, that many bytes of JSON, data. Raises ValueError naming the file.

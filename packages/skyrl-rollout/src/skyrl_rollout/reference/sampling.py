@@ -1,4 +1,4 @@
-"""Which token is drawn from logits, and its logprob in each mode; random only by the request's seed and the position."""
+"""Which token is drawn from logits, and its logprob in each mode; random by the request's seed and the position."""
 
 from __future__ import annotations
 

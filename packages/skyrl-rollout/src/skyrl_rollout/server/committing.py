@@ -92,9 +92,7 @@ class Updater:
         except KeyError:
             update.need(UpdateState.OPEN, what="SealUpdate")  # aborted meanwhile: its memory is gone
             raise
-        if update.state is not UpdateState.SEALED:  # another call may have sealed it meanwhile
-            update.move(UpdateState.SEALED)
-            self._renew()
+        self._sealed(update)
         return update
 
     async def commit(
@@ -190,6 +188,11 @@ class Updater:
         assert self._staging is not None
         self._renew()
         return self._staging
+
+    def _sealed(self, update: Update) -> None:
+        if update.state is not UpdateState.SEALED:  # another call may have sealed it meanwhile
+            update.move(UpdateState.SEALED)
+            self._renew()
 
     def _expect(self, version: int) -> None:
         current = self._state.weight_version

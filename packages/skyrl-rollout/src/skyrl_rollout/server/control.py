@@ -7,14 +7,8 @@ import grpc.aio
 from skyrl_rollout.errors import InvalidRequest, MissingCapability
 from skyrl_rollout.server import convert, description
 from skyrl_rollout.server.answers import answered
-from skyrl_rollout.server.committing import Updater
-from skyrl_rollout.server.engine import Engine
-from skyrl_rollout.server.guard import Guard
-from skyrl_rollout.server.operations import OperationBook
-from skyrl_rollout.server.options import ServerOptions
-from skyrl_rollout.server.pausing import DEFAULT_LEASE_S, Pauser, PauseReport
-from skyrl_rollout.server.registry import RunRegistry
-from skyrl_rollout.server.state import ServerState
+from skyrl_rollout.server.parts import ServerParts
+from skyrl_rollout.server.pausing import DEFAULT_LEASE_S, PauseReport
 from skyrl_rollout.v1 import control_pb2 as pb
 from skyrl_rollout.v1 import control_pb2_grpc
 
@@ -25,45 +19,29 @@ MIN_INTERVAL_S = 0.05
 class EngineService(control_pb2_grpc.EngineServiceServicer):
     """The control plane over the parts of one server."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        state: ServerState,
-        options: ServerOptions,
-        *,
-        runs: RunRegistry,
-        pauser: Pauser,
-        updater: Updater,
-        guard: Guard,
-        operations: OperationBook,
-    ) -> None:
-        self._engine, self._state, self._options = engine, state, options
-        self._runs, self._pauser, self._updater = runs, pauser, updater
-        self._guard, self._operations = guard, operations
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts = parts
 
     @answered
     async def AcquireControl(
         self, request: pb.AcquireControlRequest, context: grpc.aio.ServicerContext
     ) -> pb.AcquireControlResponse:
         claim = request.claim_epoch if request.HasField("claim_epoch") else None
-        epoch, previous, owner = await self._guard.acquire(request.owner, claim)
+        epoch, previous, owner = await self._parts.guard.acquire(request.owner, claim)
         return pb.AcquireControlResponse(trainer_epoch=epoch, previous_epoch=previous, previous_owner=owner)
 
     @answered
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetServerInfoResponse:
-        return description.server_info(self._engine, self._state, self._options, self._guard.fencing.epoch)
+        return description.server_info(self._parts)
 
     @answered
     async def WatchStatus(self, request: pb.WatchStatusRequest, context: grpc.aio.ServicerContext) -> None:
         interval_s = max(convert.seconds(request, "interval", DEFAULT_INTERVAL_S), MIN_INTERVAL_S)
         while True:
-            live = self._updater.book.live
-            await context.write(
-                description.status(self._engine, self._state, self._runs, live.update_id if live else "")
-            )
-            await self._state.changed.wait(interval_s)
+            await context.write(description.status(self._parts))
+            await self._parts.state.changed.wait(interval_s)
 
     @answered
     async def Pause(self, request: pb.PauseRequest, context: grpc.aio.ServicerContext) -> pb.PauseResponse:
@@ -72,11 +50,11 @@ class EngineService(control_pb2_grpc.EngineServiceServicer):
         lease_s = convert.seconds(request, "lease", DEFAULT_LEASE_S)
         if lease_s == 0:
             raise InvalidRequest("lease is 0 s: the pause would end at once; leave it unset for 60 s")
-        await self._guard.admit(request.fence, needs_op_id=True)
-        report: PauseReport = await self._operations.run(
+        await self._parts.guard.admit(request.fence, needs_op_id=True)
+        report: PauseReport = await self._parts.operations.run(
             ("Pause", request.fence.op_id),
-            lambda: self._pauser.pause(mode, rejects_new_work=admission == "reject", lease_s=lease_s),
-            interruptible=lambda: self._pauser.waits,
+            lambda: self._parts.pauser.pause(mode, rejects_new_work=admission == "reject", lease_s=lease_s),
+            interruptible=lambda: self._parts.pauser.waits,
         )
         return pb.PauseResponse(
             pause_id=report.pause_id,
@@ -87,9 +65,9 @@ class EngineService(control_pb2_grpc.EngineServiceServicer):
 
     @answered
     async def Resume(self, request: pb.ResumeRequest, context: grpc.aio.ServicerContext) -> pb.ResumeResponse:
-        await self._guard.admit(request.fence, needs_op_id=True)
-        version = await self._operations.run(
-            ("Resume", request.fence.op_id), lambda: self._pauser.resume(request.pause_id)
+        await self._parts.guard.admit(request.fence, needs_op_id=True)
+        version = await self._parts.operations.run(
+            ("Resume", request.fence.op_id), lambda: self._parts.pauser.resume(request.pause_id)
         )
         return pb.ResumeResponse(weight_version=version)
 
@@ -97,15 +75,15 @@ class EngineService(control_pb2_grpc.EngineServiceServicer):
     async def ResetCache(
         self, request: pb.ResetCacheRequest, context: grpc.aio.ServicerContext
     ) -> pb.ResetCacheResponse:
-        await self._guard.admit(request.fence)
+        await self._parts.guard.admit(request.fence)
         raise MissingCapability.named("reset_cache", "ResetCache")
 
     @answered
     async def Sleep(self, request: pb.SleepRequest, context: grpc.aio.ServicerContext) -> pb.SleepResponse:
-        await self._guard.admit(request.fence)
+        await self._parts.guard.admit(request.fence)
         raise MissingCapability.named("sleep", "Sleep")
 
     @answered
     async def WakeUp(self, request: pb.WakeUpRequest, context: grpc.aio.ServicerContext) -> pb.WakeUpResponse:
-        await self._guard.admit(request.fence)
+        await self._parts.guard.admit(request.fence)
         raise MissingCapability.named("sleep", "WakeUp")

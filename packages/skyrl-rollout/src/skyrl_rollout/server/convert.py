@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ ADMISSION_NAMES = {number: name for name, number in wire.ADMISSIONS.items()}
 KV_NAMES = {number: name for name, number in wire.KV_POLICIES.items()}
 
 
-def known(value: int, names: dict[int, Any], field: str, *, unset: Any) -> Any:
+def known(value: int, names: Mapping[Any, Any], field: str, *, unset: Any) -> Any:
     """names[value]; 0 is `unset` (None: it must be set). Raises InvalidRequest for a value unknown to this server."""
     if value == 0 and unset is not None:
         return unset
@@ -52,6 +54,11 @@ def duration(value_s: float) -> Duration:
     d = Duration()
     d.FromNanoseconds(round(value_s * 1e9))
     return d
+
+
+def number(value: enum.IntEnum) -> Any:
+    """The number of an enum of ours, which is that of the protocol; the stubs' types allow only their own enums."""
+    return value.value
 
 
 def generation_request(m: pb.GenerateRequest) -> GenerationRequest:
@@ -126,13 +133,13 @@ def generate_response(seq: int, event: events.Event | events.Heartbeat) -> pb.Ge
     if isinstance(event, events.SampleFinished):
         return pb.GenerateResponse(seq=seq, sample_finished=_sample_finished(event))
     if isinstance(event, events.Heartbeat):
-        beat = pb.Heartbeat(phase=event.phase.value, tokens_so_far=event.tokens_so_far)
+        beat = pb.Heartbeat(phase=number(event.phase), tokens_so_far=event.tokens_so_far)
         return pb.GenerateResponse(seq=seq, heartbeat=beat)
     started = pb.Started(
         instance_id=event.instance_id,
         weight_version=event.weight_version,
         effective=wire.sampling_to_pb(event.effective),
-        mode=event.mode.value,
+        mode=number(event.mode),
         prompt_token_digest=event.prompt_token_digest,
     )
     return pb.GenerateResponse(seq=seq, started=started)
@@ -141,7 +148,7 @@ def generate_response(seq: int, event: events.Event | events.Heartbeat) -> pb.Ge
 def _sample_finished(event: events.SampleFinished) -> pb.SampleFinished:
     m = pb.SampleFinished(
         sample_index=event.sample_index,
-        reason=event.reason.value,
+        reason=number(event.reason),
         num_tokens=event.num_tokens,
         token_digest=event.token_digest,
         invalid_logprobs=event.invalid_logprobs,

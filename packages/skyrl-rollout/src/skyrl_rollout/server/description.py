@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from skyrl_rollout import wire
 from skyrl_rollout.protocol import PROTOCOL_MINOR
 from skyrl_rollout.server import convert
-from skyrl_rollout.server.engine import Engine, EngineCapabilities, ModelIdentity
-from skyrl_rollout.server.options import ServerOptions
-from skyrl_rollout.server.registry import RunRegistry
-from skyrl_rollout.server.state import ServerState
+from skyrl_rollout.server.engine import EngineCapabilities, ModelIdentity
+from skyrl_rollout.server.parts import ServerParts
 from skyrl_rollout.v1 import control_pb2 as pb
 from skyrl_rollout.weights.manifest import fingerprint, layout_digest
 from skyrl_rollout.weights.shm import namespace_id
@@ -16,10 +16,9 @@ from skyrl_rollout.weights.shm import namespace_id
 BASE_POLICY = ""  # policy_id of the model itself
 
 
-def server_info(
-    engine: Engine, state: ServerState, options: ServerOptions, highest_epoch: int
-) -> pb.GetServerInfoResponse:
+def server_info(parts: ServerParts) -> pb.GetServerInfoResponse:
     """The answer to GetServerInfo."""
+    engine, state, options = parts.engine, parts.state, parts.options
     return pb.GetServerInfoResponse(
         protocol_minor=PROTOCOL_MINOR,
         server_build=options.server_build,
@@ -37,29 +36,30 @@ def server_info(
         shm_namespace_id=namespace_id(),
         world_size=options.world_size,
         weight_versions={BASE_POLICY: state.weight_version},
-        highest_trainer_epoch=highest_epoch,
+        highest_trainer_epoch=parts.guard.fencing.epoch,
     )
 
 
-def status(engine: Engine, state: ServerState, runs: RunRegistry, open_update_id: str) -> pb.WatchStatusResponse:
+def status(parts: ServerParts) -> pb.WatchStatusResponse:
     """One report of WatchStatus. running, waiting and frozen count requests."""
-    load = engine.load()
-    frozen = runs.frozen
+    state, runs, load = parts.state, parts.runs, parts.engine.load()
+    frozen, live = runs.frozen, parts.updater.book.live
     return pb.WatchStatusResponse(
         instance_id=state.instance_id,
-        state=state.state.value,
+        state=convert.number(state.state),
         weight_versions={BASE_POLICY: state.weight_version},
         running=runs.running - frozen,
         waiting=runs.waiting,
         frozen=frozen,
         kv_usage=load.kv_usage,
         tokens_generated=runs.tokens_generated,
-        open_update_id=open_update_id,
+        open_update_id=live.update_id if live else "",
         step_counter=load.step_counter,
     )
 
 
 def _model(model: ModelIdentity) -> pb.ModelInfo:
+    dtype: Any = wire.SCALAR_TYPES[model.dtype]
     return pb.ModelInfo(
         name=model.name,
         fingerprint=fingerprint(model.tensors),
@@ -67,7 +67,7 @@ def _model(model: ModelIdentity) -> pb.ModelInfo:
         vocab_size=model.vocab_size,
         max_context=model.max_context,
         eos_token_ids=model.eos_token_ids,
-        dtype=wire.SCALAR_TYPES[model.dtype],
+        dtype=dtype,
         tensor_layout_digest=layout_digest(model.tensors),
         tensors=[wire.layout_to_pb(t) for t in model.tensors],
     )
@@ -75,7 +75,7 @@ def _model(model: ModelIdentity) -> pb.ModelInfo:
 
 def _capabilities(offers: EngineCapabilities) -> pb.Capabilities:
     return pb.Capabilities(
-        logprob_modes=[mode.value for mode in offers.logprob_modes],
+        logprob_modes=[convert.number(mode) for mode in offers.logprob_modes],
         pause_modes=[wire.PAUSE_MODES[mode] for mode in offers.pause_modes],
         kv_policies=[wire.KV_POLICIES[policy] for policy in offers.kv_policies],
         transports=["inline", "shm"] if namespace_id() else ["inline"],

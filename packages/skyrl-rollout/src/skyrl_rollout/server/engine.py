@@ -1,14 +1,14 @@
 """What an inference engine must provide so that the server kit can speak the protocol for it.
 
 The kit owns everything that is the same for all engines: request ids, replay, coalescing, heartbeats, deadlines,
-leases, fencing, staging, digests, version spans and health. An engine only generates, pauses, swaps weights and reports load.
-Refusals that depend on the engine (a logprob mode it cannot compute, a stop string) are `ValueError` or
+leases, fencing, staging, digests, version spans and health. An engine only generates, pauses, swaps weights and
+reports load. Refusals that depend on the engine (a logprob mode it cannot compute, a stop string) are `ValueError` or
 `errors.RolloutError` from `check`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,8 +93,9 @@ class Engine(Protocol):
     def check(self, request: EngineRequest) -> None:
         """Raises ValueError, with what to change, for parameters that the engine cannot honour exactly."""
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[TokensMade | SampleEnded]:
-        """Streams the continuation; sample i draws with seed + i. Closing the iterator aborts the work and frees its slot and KV at once.
+    def generate(self, request: EngineRequest) -> AsyncGenerator[TokensMade | SampleEnded]:
+        """Streams the continuation; sample i draws with seed + i. Closing the iterator aborts the work and
+        frees its slot and KV at once.
 
         While paused with "keep" the iterator may still yield tokens made before the pause, never newer ones.
         """

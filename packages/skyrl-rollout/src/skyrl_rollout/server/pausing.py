@@ -40,7 +40,8 @@ class Pauser:
         self.rejects_new_work = False
         self._held: str | None = None
         self._last_released = ""
-        self._lease = Lease(lambda: asyncio.ensure_future(self._lease_ran_out()))
+        self._lease = Lease(self._lease_ran_out)
+        self._releasing: asyncio.Task[None] | None = None
 
     @property
     def is_held(self) -> bool:
@@ -113,6 +114,6 @@ class Pauser:
         self._last_released, self._held = self._held or "", None
         await self.start()
 
-    async def _lease_ran_out(self) -> None:
+    def _lease_ran_out(self) -> None:
         logger.warning("pause %s: its lease ran out, serving again", self._held)
-        await self.release()
+        self._releasing = asyncio.create_task(self.release())

@@ -9,23 +9,19 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from skyrl_rollout.server.committing import Updater
 from skyrl_rollout.server.control import EngineService
 from skyrl_rollout.server.engine import Engine
 from skyrl_rollout.server.generation import RolloutService
-from skyrl_rollout.server.guard import Guard
 from skyrl_rollout.server.health import SERVICES, HealthService, watch_for_wedge
 from skyrl_rollout.server.lifetime import ParentWatch, drain, kill_own_group, stop_requested
-from skyrl_rollout.server.operations import OperationBook
 from skyrl_rollout.server.options import ServerOptions
-from skyrl_rollout.server.pausing import Pauser
-from skyrl_rollout.server.registry import RunRegistry
-from skyrl_rollout.server.state import ServerState
+from skyrl_rollout.server.parts import ServerParts, assemble
 from skyrl_rollout.server.weights import WeightService
 from skyrl_rollout.v1 import control_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
 
@@ -64,11 +60,9 @@ async def serve(engine: Engine | EngineFactory, options: ServerOptions) -> int:
 async def _serve(
     engine: Engine, options: ServerOptions, stopping: asyncio.Future[str], parent: ParentWatch | None, began: float
 ) -> int:
-    state = ServerState()
-    runs = RunRegistry(engine, state, options)
-    pauser = Pauser(engine, state, runs)
-    updater = Updater(engine, state, runs, pauser, max_chunk_bytes=options.max_chunk_bytes)
-    server = _server(engine, state, options, runs, pauser, updater)
+    parts = assemble(engine, options)
+    state = parts.state
+    server = _server(parts)
     try:
         url = _bind(server, options)
     except (RuntimeError, OSError) as error:
@@ -80,7 +74,7 @@ async def _serve(
     watchdog = asyncio.create_task(watch_for_wedge(engine, state, options.wedged_after_s))
     if parent is not None:
         loop = asyncio.get_running_loop()
-        parent.call_when_gone(lambda: loop.call_soon_threadsafe(_resolve, stopping, "parent gone"))
+        parent.call_when_gone(partial(_resolve_from_thread, loop, stopping, "parent gone"))
     print(
         f"ready url={url} instance={state.instance_id} model={engine.identity.name} version={state.weight_version} "
         f"startup_s={time.monotonic() - began:.1f}",
@@ -88,7 +82,7 @@ async def _serve(
     )
     reason = await stopping
     logger.info("stopping: %s", reason)
-    await drain(runs, updater, state, options.drain_grace_s)
+    await drain(parts.runs, parts.updater, state, options.drain_grace_s)
     await server.stop(LAST_CALLS_S)
     watchdog.cancel()
     with suppress(asyncio.CancelledError):
@@ -98,19 +92,13 @@ async def _serve(
     return 0
 
 
-def _server(
-    engine: Engine, state: ServerState, options: ServerOptions, runs: RunRegistry, pauser: Pauser, updater: Updater
-) -> grpc.aio.Server:
-    operations = OperationBook()
-    guard = Guard(operations, pauser, updater)
-    parts = {"updater": updater, "pauser": pauser, "guard": guard, "operations": operations}
+def _server(parts: ServerParts) -> grpc.aio.Server:
+    options = parts.options
     server = grpc.aio.server(options=_channel_options(options))
-    generation_pb2_grpc.add_RolloutServiceServicer_to_server(RolloutService(runs), server)
-    control_pb2_grpc.add_EngineServiceServicer_to_server(
-        EngineService(engine, state, options, runs=runs, **parts), server
-    )
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(WeightService(engine, state, options, **parts), server)
-    health_pb2_grpc.add_HealthServicer_to_server(HealthService(state), server)
+    generation_pb2_grpc.add_RolloutServiceServicer_to_server(RolloutService(parts.runs), server)
+    control_pb2_grpc.add_EngineServiceServicer_to_server(EngineService(parts), server)
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(WeightService(parts), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(parts.state), server)
     if options.is_local:
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         reflection.enable_server_reflection((*SERVICES, health_name, reflection.SERVICE_NAME), server)
@@ -173,6 +161,11 @@ async def _unless_stopped(building: Awaitable[Engine], stopping: asyncio.Future[
     with suppress(asyncio.CancelledError):
         await task
     return None
+
+
+def _resolve_from_thread(loop: asyncio.AbstractEventLoop, future: asyncio.Future[str], reason: str) -> None:
+    with suppress(RuntimeError):  # the loop is closed: the server has stopped already
+        loop.call_soon_threadsafe(_resolve, future, reason)
 
 
 def _resolve(future: asyncio.Future[str], reason: str) -> None:

@@ -10,13 +10,7 @@ from skyrl_rollout import wire
 from skyrl_rollout.errors import InvalidRequest, MissingCapability, WrongState
 from skyrl_rollout.server import convert
 from skyrl_rollout.server.answers import answered
-from skyrl_rollout.server.committing import Updater
-from skyrl_rollout.server.engine import Engine
-from skyrl_rollout.server.guard import Guard
-from skyrl_rollout.server.operations import OperationBook
-from skyrl_rollout.server.options import ServerOptions
-from skyrl_rollout.server.pausing import Pauser
-from skyrl_rollout.server.state import ServerState
+from skyrl_rollout.server.parts import ServerParts
 from skyrl_rollout.server.updates import CommitReport, Update, check_manifest
 from skyrl_rollout.v1 import weights_pb2 as pb
 from skyrl_rollout.v1 import weights_pb2_grpc
@@ -30,35 +24,21 @@ COMPRESSIONS = {pb.COMPRESSION_NONE: "none", pb.COMPRESSION_ZSTD: "zstd"}
 class WeightService(weights_pb2_grpc.WeightServiceServicer):
     """The update RPCs over one `Updater`."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        state: ServerState,
-        options: ServerOptions,
-        *,
-        updater: Updater,
-        pauser: Pauser,
-        guard: Guard,
-        operations: OperationBook,
-    ) -> None:
-        self._engine, self._state, self._options = engine, state, options
-        self._updater, self._pauser = updater, pauser
-        self._guard, self._operations = guard, operations
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts = parts
 
     @answered
     async def BeginUpdate(
         self, request: pb.BeginUpdateRequest, context: grpc.aio.ServicerContext
     ) -> pb.BeginUpdateResponse:
-        await self._guard.admit(request.fence)
+        await self._parts.guard.admit(request.fence)
         update = self._checked(request)
-        lease_s = convert.seconds(request, "lease", DEFAULT_LEASE_S)
-        update = self._updater.begin(update, lease_s or DEFAULT_LEASE_S)
+        lease_s, limit = convert.seconds(request, "lease", DEFAULT_LEASE_S), self._parts.options.max_chunk_bytes
+        update = self._parts.updater.begin(update, lease_s or DEFAULT_LEASE_S)
         return pb.BeginUpdateResponse(
-            state=update.state.value,
+            state=convert.number(update.state),
             staged=True,
-            chunk_bytes=min(
-                request.transport.inline.chunk_bytes or self._options.max_chunk_bytes, self._options.max_chunk_bytes
-            ),
+            chunk_bytes=min(request.transport.inline.chunk_bytes or limit, limit),
             max_parallel_shards=MAX_PARALLEL_SHARDS,
         )
 
@@ -68,7 +48,7 @@ class WeightService(weights_pb2_grpc.WeightServiceServicer):
     ) -> pb.UploadChunksResponse:
         answer = None
         async for m in requests:
-            durable = self._updater.write(m.update_id, m.shard, m.offset, m.data, m.crc32c)
+            durable = self._parts.updater.write(m.update_id, m.shard, m.offset, m.data, m.crc32c)
             answer = pb.UploadChunksResponse(shard=m.shard, durable_offset=durable)
         if answer is None:
             raise InvalidRequest("UploadChunks carried no chunk: send at least one")
@@ -76,8 +56,8 @@ class WeightService(weights_pb2_grpc.WeightServiceServicer):
 
     @answered
     async def PullUpdate(self, request: pb.PullUpdateRequest, context: grpc.aio.ServicerContext) -> None:
-        await self._guard.admit(request.fence)
-        done = self._updater.pull(request.update_id)
+        await self._parts.guard.admit(request.fence)
+        done = self._parts.updater.pull(request.update_id)
         # no SOURCE_RELEASED: the mapping is read until the commit, the trainer keeps its segments until then
         await context.write(pb.PullUpdateResponse(phase=pb.PullUpdateResponse.PHASE_READY, bytes_total=done))
         await context.write(
@@ -88,9 +68,9 @@ class WeightService(weights_pb2_grpc.WeightServiceServicer):
     async def SealUpdate(
         self, request: pb.SealUpdateRequest, context: grpc.aio.ServicerContext
     ) -> pb.SealUpdateResponse:
-        await self._guard.admit(request.fence)
-        update = await self._updater.seal(request.update_id)
-        return pb.SealUpdateResponse(state=update.state.value, manifest_digest=update.manifest.digest)
+        await self._parts.guard.admit(request.fence)
+        update = await self._parts.updater.seal(request.update_id)
+        return pb.SealUpdateResponse(state=convert.number(update.state), manifest_digest=update.manifest.digest)
 
     @answered
     async def CommitUpdate(
@@ -98,19 +78,19 @@ class WeightService(weights_pb2_grpc.WeightServiceServicer):
     ) -> pb.CommitUpdateResponse:
         mode = convert.known(request.mode, convert.MODE_NAMES, "mode", unset="keep")
         kv = convert.known(request.kv, convert.KV_NAMES, "kv", unset="recompute")
-        if kv not in self._engine.capabilities.kv_policies:
+        if kv not in self._parts.engine.capabilities.kv_policies:
             raise MissingCapability.named("kv_policies", f"committing with KV policy {kv}")
-        await self._guard.admit(request.fence)
-        report: CommitReport = await self._operations.run(
+        await self._parts.guard.admit(request.fence)
+        report: CommitReport = await self._parts.operations.run(
             ("Commit", request.update_id),
-            lambda: self._updater.commit(
+            lambda: self._parts.updater.commit(
                 request.update_id,
                 expected_version=request.expected_version,
                 mode=mode,
                 retain_kv=kv == "retain",
                 stay_paused=request.stay_paused,
             ),
-            interruptible=lambda: self._pauser.waits,
+            interruptible=lambda: self._parts.pauser.waits,
         )
         return pb.CommitUpdateResponse(
             weight_version=report.weight_version,
@@ -124,16 +104,16 @@ class WeightService(weights_pb2_grpc.WeightServiceServicer):
     async def AbortUpdate(
         self, request: pb.AbortUpdateRequest, context: grpc.aio.ServicerContext
     ) -> pb.AbortUpdateResponse:
-        await self._guard.admit(request.fence)
-        return pb.AbortUpdateResponse(state=self._updater.abort(request.update_id).state.value)
+        await self._parts.guard.admit(request.fence)
+        return pb.AbortUpdateResponse(state=convert.number(self._parts.updater.abort(request.update_id).state))
 
     @answered
     async def GetUpdate(self, request: pb.GetUpdateRequest, context: grpc.aio.ServicerContext) -> pb.GetUpdateResponse:
-        update = self._updater.book.get(request.update_id)
+        update = self._parts.updater.book.get(request.update_id)
         return pb.GetUpdateResponse(
-            state=update.state.value,
-            durable_offsets=self._updater.durable_offsets(request.update_id),
-            weight_version=self._state.weight_version,
+            state=convert.number(update.state),
+            durable_offsets=self._parts.updater.durable_offsets(request.update_id),
+            weight_version=self._parts.state.weight_version,
         )
 
     def _checked(self, request: pb.BeginUpdateRequest) -> Update:
@@ -153,7 +133,7 @@ class WeightService(weights_pb2_grpc.WeightServiceServicer):
         manifest = wire.manifest_from_pb(m)
         if manifest.target_version < 1:
             raise InvalidRequest("manifest.target_version must be at least 1: version 0 is the model as loaded")
-        check_manifest(manifest, m.digest, self._engine.identity.tensors)
+        check_manifest(manifest, m.digest, self._parts.engine.identity.tensors)
         transport, segments = self._transport(request.transport)
         compression = convert.known(request.compression, COMPRESSIONS, "compression", unset="none")
         return Update(request.update_id, manifest, transport, compression, segments)
