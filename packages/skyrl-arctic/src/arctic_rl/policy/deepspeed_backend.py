@@ -126,7 +126,7 @@ class DeepSpeedBackend:
         del self.engine, self.model
 
     def _as_in_checkpoint(self, name: str, whole: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """The whole tensor on rank 0's CPU, under the checkpoint's own names where the model has others or fuses some."""
+        """The whole tensor on rank 0's CPU, under the checkpoint's names where the model has others or fuses some."""
         local = whole.cpu() if self.place.rank == 0 else torch.empty(0)
         if getattr(self.model, "_weight_conversions", None):
             yield from revert_weight_conversion(self.model, {name: local}).items()

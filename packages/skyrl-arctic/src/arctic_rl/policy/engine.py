@@ -16,18 +16,17 @@ import deepspeed.ops
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.utils import safe_get_full_grad
+from deepspeed.utils import groups, safe_get_full_grad
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+_group_in_use: dist.ProcessGroup | None = None
+
 
 def start(model: nn.Module, optimizer: Optimizer, schedule: LRScheduler, ds_config: dict[str, Any]) -> DeepSpeedEngine:
     """An engine around `model` on this rank. ValueError where DeepSpeed refuses the configuration."""
-    assert dist.is_initialized(), "the worker joins its process group first"
-    quiet()
-    # asked for by DeepSpeed's CPU collectives only, which would compile a C++ extension for 40 s and be used nowhere
-    deepspeed.ops.__compatible_ops__ = {}
+    prepare()
     try:
         engine, _, _, _ = deepspeed.initialize(
             model=model, optimizer=optimizer, lr_scheduler=schedule, config=ds_config, dist_init_required=False
@@ -37,10 +36,20 @@ def start(model: nn.Module, optimizer: Optimizer, schedule: LRScheduler, ds_conf
     return engine
 
 
-def quiet() -> None:
-    """Warnings and errors of DeepSpeed are shown, its progress is not."""
+def prepare() -> None:
+    """Ties DeepSpeed to the process group that the worker has joined, and to nothing else."""
+    global _group_in_use
+    assert dist.is_initialized(), "the worker joins its process group first"
     for name in ("DeepSpeed", "deepspeed"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # asked for by DeepSpeed's CPU collectives only, which would compile a C++ extension for 40 s and be used nowhere
+    deepspeed.ops.__compatible_ops__ = {}
+    if _group_in_use is not dist.group.WORLD:
+        # a group that was left earlier in this process is still cached there
+        groups._release_process_group_references(group=None)
+        _group_in_use = dist.group.WORLD
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(dist_init_required=False)
 
 
 @contextmanager
@@ -52,10 +61,7 @@ def zero_init(ds_config: dict[str, Any]) -> Iterator[None]:
     if ds_config["zero_optimization"]["stage"] < 3:
         yield
         return
-    quiet()
-    deepspeed.ops.__compatible_ops__ = {}
-    if not deepspeed.comm.is_initialized():
-        deepspeed.init_distributed(dist_init_required=False)
+    prepare()
     keep_alive = HfDeepSpeedConfig(ds_config)
     try:
         yield
