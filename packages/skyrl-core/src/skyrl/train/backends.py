@@ -40,8 +40,8 @@ class KeyReport:
 class BackendPlugin:
     """What an integration supplies. Strings of the form "module:attribute" are imported where they are needed.
 
-    config_parts: classes for `make_config` ({"trainer_cls": ...}). policy_factory: (cfg, place, role, *, total_steps) ->
-    PolicyBackend, called inside the worker; total_steps counts the optimizer steps of the whole run, for the schedule.
+    config_parts: classes for `make_config` ({"trainer_cls": ...}). policy_factory: (cfg, place, role, *, total_steps)
+    -> PolicyBackend, called inside the worker; total_steps counts the optimizer steps of the whole run.
     worker_environ: (cfg) -> variables that every worker process gets besides the driver's own variables with
     `environ_prefixes`. report: (cfg, user_keys) -> KeyReport.
     """

@@ -8,7 +8,7 @@ from skyrl.train.config.part import ConfigPart, key
 
 
 class AlgorithmConfig(ConfigPart):
-    """`trainer.algorithm.*`. Names of estimators, losses and reductions index the tables in `skyrl.train.algorithms`."""
+    """`trainer.algorithm.*`. Names of functions index the tables in `skyrl.train.algorithms`."""
 
     advantage_estimator: str = key("grpo", "Advantage estimator.")
     policy_loss_type: str = key("regular", "Policy loss.")

@@ -12,6 +12,8 @@ from skyrl.train.config.root import SkyRLTrainConfig
 
 @dataclass(frozen=True)
 class Difference:
+    """One key whose default is not the public one."""
+
     key: str
     theirs: Any
     ours: Any

@@ -10,7 +10,7 @@ from skyrl.train.config.part import ConfigPart
 GRAMMAR = """\
 usage: {program} [key=value | @run.yaml] ...
 
-  key=value        trainer.epochs=3   data.train_data=['a.parquet','b.parquet']   trainer.policy.optimizer_config.lr=1e-6
+  key=value        trainer.epochs=3   trainer.policy.optimizer_config.lr=1e-6   data.train_data=['a.parquet','b.json']
   @run.yaml        the same keys from a file, nested or dotted; the config.yaml beside a checkpoint is one
   order            later arguments win over earlier ones, files included
   null             unsets a key; 'quoted' text stays text; ${{other.key}} is replaced by that key's value

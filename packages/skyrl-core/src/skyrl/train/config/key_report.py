@@ -16,6 +16,7 @@ STARTED_ONLY = (
     "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching",
     "distributed_executor_backend", "engine_init_kwargs", "server_start_timeout_s",
 )  # fmt: skip
+LOGPROBS = ("mapped", "the sampled token's logprob always comes")
 NOT_ON_CPU = {
     "generator.inference_engine.gpu_memory_utilization": "there is no GPU memory to share",
     "generator.inference_engine.tensor_parallel_size": "a server without GPUs is one worker",
@@ -100,8 +101,8 @@ NOTES: dict[str, Note] = {
     "generator.inference_engine.weight_sync_backend": _weight_sync,
     "generator.inference_engine.distributed_executor_backend": _executor,
     "generator.batched": lambda cfg, device: ("mapped", "environments are stepped on exact tokens either way"),
-    "generator.sampling_params.logprobs": lambda cfg, device: ("mapped", "the sampled token's logprob always comes"),
-    "generator.eval_sampling_params.logprobs": lambda cfg, device: ("mapped", "the sampled token's logprob always comes"),
+    "generator.sampling_params.logprobs": lambda cfg, device: LOGPROBS,
+    "generator.eval_sampling_params.logprobs": lambda cfg, device: LOGPROBS,
     "data.dataloader.num_workers": lambda cfg, device: ("unused", "rows are in the trainer's memory"),
     "data.dataloader.persistent_workers": lambda cfg, device: ("unused", "rows are in the trainer's memory"),
 }  # fmt: skip

@@ -69,7 +69,7 @@ UNUSED = {
     "generator.inference_engine.enable_ray_prometheus_stats": "the server is not a Ray actor",
     "generator.inference_engine.use_expandable_segments": "set PYTORCH_CUDA_ALLOC_CONF for the server instead",
     "generator.inference_engine.language_model_only": "only language models are served",
-    "generator.inference_engine.router_init_kwargs*": "the trainer balances over the servers itself; there is no router",
+    "generator.inference_engine.router_init_kwargs*": "the trainer balances over the servers itself",
     "generator.inference_engine.served_model_name": "requests name no model",
     "generator.inference_engine.num_prefill": "prefill and decode run in one server",
 }  # fmt: skip
@@ -105,8 +105,8 @@ RENAMED = {
     "generator.remote_inference_engine_urls": "generator.inference_engine.external_server_urls",
 }
 GONE = {
-    "generator.inference_engine.enable_http_endpoint": "servers speak gRPC; connect to the trainer's server at the url that it logs",
-    "generator.inference_engine.override_existing_update_group": "weights are published over gRPC; there is no update group",
+    "generator.inference_engine.enable_http_endpoint": "servers speak gRPC, at the url that they log",
+    "generator.inference_engine.override_existing_update_group": "there is no update group",
     **{
         f"{section}.{name}": "give it to both sides: generator.inference_engine.engine_init_kwargs.hf_overrides."
         "rope_parameters and trainer.policy.model_config_kwargs.rope_parameters"

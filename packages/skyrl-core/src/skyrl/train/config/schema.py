@@ -33,6 +33,7 @@ def leaves(cls: type[ConfigPart], prefix: Path_ = ()) -> Iterator[tuple[Path_, F
 
 @cache
 def key_names(cls: type[ConfigPart]) -> tuple[str, ...]:
+    """Every leaf key as users write it."""
     return tuple(".".join(path) for path, _ in leaves(cls))
 
 

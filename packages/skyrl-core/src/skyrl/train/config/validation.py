@@ -53,6 +53,7 @@ def batch_sizes(cfg: Any) -> Iterator[str]:
 
 
 def lengths(cfg: Any) -> Iterator[str]:
+    """How long prompts and contexts may be."""
     generator, prompt = cfg.generator, cfg.trainer.max_prompt_length
     if generator.max_turns == 1 and generator.max_input_length != prompt:
         yield (
@@ -67,6 +68,7 @@ def lengths(cfg: Any) -> Iterator[str]:
 
 
 def sampling(cfg: Any) -> Iterator[str]:
+    """Logprobs that a server returns, and a temperature that can be trained on."""
     for name in ("sampling_params", "eval_sampling_params"):
         asked = getattr(cfg.generator, name).logprobs
         if asked not in (None, 0, 1):
@@ -106,6 +108,7 @@ def names(cfg: Any) -> Iterator[str]:
 
 
 def placement(cfg: Any) -> Iterator[str]:
+    """Workers of policy and reference, and the sharding engine."""
     trainer = cfg.trainer
     place = trainer.placement
     policy = (place.policy_num_nodes, place.policy_num_gpus_per_node)
@@ -121,6 +124,7 @@ def placement(cfg: Any) -> Iterator[str]:
 
 
 def servers(cfg: Any) -> Iterator[str]:
+    """Either started or connected to, under an address of the right form."""
     engine, place = cfg.generator.inference_engine, cfg.trainer.placement
     for url in engine.external_server_urls or ():
         yield from _server_url(url)
@@ -165,6 +169,7 @@ def _server_url(url: str) -> Iterator[str]:
 
 
 def checkpoints(cfg: Any) -> Iterator[str]:
+    """Where to resume from, and how many checkpoints stay."""
     trainer = cfg.trainer
     if trainer.max_ckpts_to_keep == 0:
         yield "trainer.max_ckpts_to_keep=0: expected -1 (keep all) or at least 1"
@@ -197,7 +202,7 @@ def model_paths(cfg: Any) -> Iterator[str]:
         if folder.is_dir():
             yield f"{key}={path}: the folder has no config.json, so it is no Hugging Face checkpoint"
         elif not HUB_NAME.match(path):
-            yield f"{key}={path}: no such folder; give the folder of a Hugging Face checkpoint, or owner/name on the hub"
+            yield f"{key}={path}: no such folder; give a Hugging Face checkpoint's folder, or owner/name on the hub"
 
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (

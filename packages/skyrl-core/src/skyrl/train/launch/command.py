@@ -16,8 +16,10 @@ ONLY_ON_GPUS = ("tensor_parallel_size", "gpu_memory_utilization", "distributed_e
 def build(
     entry: ServerEntry, engine: Any, values: Mapping[str, str], *, device: str, binaries: Path | None
 ) -> list[str]:
-    """The arguments to execute. `values` fills {model}, {listen}, {dtype}, {seed}; `binaries` is the bin folder in which
-    the command is looked up first. ValueError for an unknown placeholder and for a command without {listen}."""
+    """The arguments to execute; the command is looked up in the folder `binaries` first.
+
+    `values` fills {model}, {listen}, {dtype}, {seed}. ValueError for another placeholder, and without {listen}.
+    """
     if not any("{listen}" in part for part in entry.command):
         raise ValueError(f"the command of server {entry.name!r} does not say {{listen}}, where to listen\n{FORMS}")
     try:
@@ -40,7 +42,7 @@ def _options(entry: ServerEntry, engine: Any, device: str) -> Iterator[str]:
 
 
 def _option(flag: str, value: Any) -> Iterator[str]:
-    """A flag that holds {json} takes the value in it; a mapping gives one flag per item; a switch stands or does not."""
+    """A flag with {json} holds the value; a mapping gives one flag per item; a switch stands or does not."""
     if value is None:
         return
     if "{json}" in flag:

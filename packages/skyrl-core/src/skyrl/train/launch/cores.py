@@ -37,14 +37,19 @@ def plan(num_servers: int, allowed: tuple[int, ...] = ALLOWED) -> CorePlan | Non
     return CorePlan(trainer, tuple(servers))
 
 
-def pin_trainer(cores: CorePlan) -> str:
-    """Keeps this process, all its threads and its later children on its own cores. Returns the line for the log."""
+def pin_trainer(cores: CorePlan, *, in_process: bool = True) -> str:
+    """Keeps this process, all its threads and its later children on its own cores. Returns the line for the log.
+
+    `in_process`: whether the policy computes in this process, which then gets all of its cores.
+    """
     for thread in Path("/proc/self/task").iterdir():
         try:
             os.sched_setaffinity(int(thread.name), cores.trainer)
         except ProcessLookupError:
             continue  # a thread that ended meanwhile
-    torch.set_num_threads(len(cores.trainer))
+    if in_process:
+        os.environ["OMP_NUM_THREADS"] = str(len(cores.trainer))  # what torch is told in each later thread
+        torch.set_num_threads(len(cores.trainer))
     shown = "; ".join(f"server {i}: {_shown(server)}" for i, server in enumerate(cores.servers))
     return f"cores: trainer {_shown(cores.trainer)}, {shown}"
 

@@ -1,26 +1,12 @@
-"""Whether this run computes on CPU or on GPUs."""
+"""Whether this run computes on CPU or on GPUs, and in which dtype its servers compute."""
 
 from __future__ import annotations
 
-import os
-from typing import Any, Literal
+from typing import Any
 
-import torch
+from skyrl.train.policy.process_group import resolve_device as device_of
 
-Device = Literal["cpu", "cuda"]
-
-
-def device_of(cfg: Any) -> Device:
-    """`trainer.device`, where auto means GPUs if there are any. ValueError where cuda is asked for and there is none."""
-    asked = cfg.trainer.device
-    if asked == "cpu":
-        return "cpu"
-    available = torch.cuda.is_available()
-    if asked == "cuda" and not available:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        hint = f" (CUDA_VISIBLE_DEVICES={visible!r})" if visible is not None else ""
-        raise ValueError(f"trainer.device=cuda: torch sees no GPU{hint}; leave it out to train on CPU")
-    return "cuda" if available else "cpu"
+__all__ = ["device_of", "server_dtype"]
 
 
 def server_dtype(cfg: Any) -> str:

@@ -1,7 +1,7 @@
 """The servers' own Python environment: brought in line with the lock before a server starts, and left alone if it is.
 
-One environment, `.venvs/server` of the workspace, filled by uv from the same lock as the trainer's. A file lock lets one
-process at a time change it, and none while a server runs from it.
+One environment, `.venvs/server` of the workspace, filled by uv from the same lock as the trainer's. One process at a
+time may change it, and none while a server runs from it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _sync(entry: ServerEntry, environment: Path, command: list[str], device: str
     size = entry.download_gb.get(device, 0.0)
     if new:
         log.info(
-            "the server's environment does not exist yet: uv downloads up to %.1f GB into its cache and makes %s (once)",
+            "the server's environment is not there yet: uv downloads up to %.1f GB and makes %s, once",
             size,
             environment,
         )
@@ -207,6 +207,6 @@ def _refuse_if_in_use(environment: Path) -> None:
         os.close(_hold(environment, fcntl.LOCK_EX))
     except BlockingIOError:
         raise ValueError(
-            f"the lock changed and {environment} must change with it, but a server runs from it: end that run first, or "
-            f"connect to its server with generator.inference_engine.external_server_urls"
+            f"the lock changed and {environment} must change with it, but a server runs from it: end that run first, "
+            f"or connect to its server with generator.inference_engine.external_server_urls"
         ) from None

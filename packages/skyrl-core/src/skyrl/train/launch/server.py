@@ -35,7 +35,8 @@ LAST_LINES = 25
 OnWait = Callable[[str], None]
 
 _numbers = itertools.count()
-_abandoned = threading.Event()
+_starts: set[threading.Event] = set()
+_running: set[ServerProcess] = set()
 
 
 class ServerStartError(ValueError):
@@ -46,9 +47,19 @@ class PortInUse(ServerStartError):
     """Another process took the port between choosing and binding it."""
 
 
-def abandon_starts() -> None:
-    """Makes every `ServerProcess.start` that is under way, in whatever thread, stop its server and raise."""
-    _abandoned.set()
+class StartAbandoned(ServerStartError):
+    """The run ends before its server served."""
+
+
+def end_all(*, timeout_s: float = 30.0) -> None:
+    """Ends every server of this process: those that run, and those whose start is under way in whatever thread."""
+    deadline = time.monotonic() + timeout_s
+    for start in tuple(_starts):
+        start.set()
+    while _starts and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for server in tuple(_running):
+        server.stop()
 
 
 class ServerProcess:
@@ -58,6 +69,7 @@ class ServerProcess:
         self.url, self.log_file = url, log_file
         self._process, self._pipe = process, pipe
         self._stopped = False
+        _running.add(self)
 
     @classmethod
     def start(cls, cfg: Any, model_path: str, *, on_wait: OnWait = lambda what: None) -> ServerProcess:
@@ -66,8 +78,22 @@ class ServerProcess:
         Blocks; `on_wait` is told once a second what is waited for. ServerStartError shows the server's last lines;
         ValueError for a server that is not in the table. Nothing is left running after an error.
         """
-        _abandoned.clear()
-        number, device = next(_numbers), device_of(cfg)
+        abandoned = threading.Event()
+
+        def waiting(what: str) -> None:
+            if abandoned.is_set():
+                raise StartAbandoned("the run ended before its server served")
+            on_wait(what)
+
+        _starts.add(abandoned)
+        try:
+            return cls._start(cfg, str(model_path), next(_numbers), waiting)
+        finally:
+            _starts.discard(abandoned)
+
+    @classmethod
+    def _start(cls, cfg: Any, model_path: str, number: int, on_wait: OnWait) -> ServerProcess:
+        device = device_of(cfg)
         entry = table.find(cfg.generator.inference_engine)
         binaries, in_use = Path(sys.executable).parent, None
         if entry.package is not None:
@@ -100,7 +126,7 @@ class ServerProcess:
         engine, device = cfg.generator.inference_engine, device_of(cfg)
         port = free_port()
         values = {
-            "model": str(model_path),
+            "model": model_path,
             "listen": f"127.0.0.1:{port}",
             "dtype": server_dtype(cfg),
             "seed": str(cfg.trainer.seed),
@@ -168,6 +194,7 @@ class ServerProcess:
         if self._stopped:
             return
         self._stopped = True
+        _running.discard(self)
         try:
             if self.alive():
                 self._process.terminate()
@@ -185,8 +212,6 @@ class ServerProcess:
             seconds = time.monotonic() - started
             if not self.alive():
                 self._raise_dead()
-            if _abandoned.is_set():
-                raise ServerStartError("the start of the server was abandoned")
             if seconds > timeout_s:
                 raise ServerStartError(
                     f"the server at {self.url} does not serve after {timeout_s:.0f} s "

@@ -1,0 +1,245 @@
+"""The plain entrypoint: `python -m skyrl.train.entrypoints.main_base key=value ... @run.yaml`.
+
+A script of one's own registers its environments or losses, subclasses `BasePPOExp` where it wants other parts, and
+calls `main(exp_cls=..., parts=...)`, or `BasePPOExp(cfg).run()` with a configuration of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from skyrl.train import backends
+from skyrl.train.backends import BackendPlugin, import_attribute
+from skyrl.train.config import SkyRLTrainConfig, combine_parts, make_config
+from skyrl.train.config.help_text import render
+from skyrl.train.entrypoints.exits import run_to_exit
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 30.0
+
+
+class BasePPOExp:
+    """One run, from its configuration to its result. Each `get_` builds one part, and a subclass may build another.
+
+    `plugin` is the backend; unset, it is looked up by `cfg.trainer.backend`.
+    """
+
+    def __init__(self, cfg: SkyRLTrainConfig, plugin: BackendPlugin | None = None) -> None:
+        self.cfg = cfg
+        self.plugin = plugin or backends.load_plugin(cfg.trainer.backend)
+
+    # Parts
+
+    def get_model_folder(self) -> Path:
+        """The policy's checkpoint on this machine."""
+        from skyrl.train.entrypoints.model_folder import model_folder
+
+        return model_folder(self.cfg.trainer.policy.model.path, key="trainer.policy.model.path")
+
+    def get_tokenizer(self) -> Any:
+        """The policy's tokenizer. ValueError where its folder has none."""
+        from transformers import AutoTokenizer
+
+        folder = self.get_model_folder()
+        try:
+            return AutoTokenizer.from_pretrained(folder, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"trainer.policy.model.path={folder}: its tokenizer cannot be loaded: {error}") from error
+
+    def get_train_dataset(self, tokenizer: Any) -> Any:
+        """The prompts of `data.train_data`."""
+        from skyrl.train.data.prompts import PromptDataset
+
+        return PromptDataset.from_config(self.cfg, tokenizer, "train")
+
+    def get_eval_dataset(self, tokenizer: Any) -> Any | None:
+        """The prompts of `data.val_data`; None where nothing is ever evaluated."""
+        from skyrl.train.data.prompts import PromptDataset
+
+        trainer = self.cfg.trainer
+        if trainer.eval_interval <= 0 and not trainer.eval_before_train or not self.cfg.data.val_data:
+            return None
+        return PromptDataset.from_config(self.cfg, tokenizer, "val")
+
+    def get_train_loader(self, dataset: Any) -> Any:
+        """The order in which prompts are trained on."""
+        from skyrl.train.data.loader import PromptLoader
+
+        return PromptLoader(dataset, self.cfg.trainer.train_batch_size, seed=self.cfg.trainer.seed)
+
+    def get_generator(self, tokenizer: Any, pool: Any) -> Any:
+        """What makes trajectories of prompts against a pool of rollout servers."""
+        return import_attribute(self.plugin.generator_cls)(self.cfg, tokenizer, pool)
+
+    def get_trackers(self) -> Any:
+        """The sinks of `trainer.logger`."""
+        from skyrl.train.trackers import open_trackers
+
+        return open_trackers(self.cfg, Path(self.cfg.trainer.log_path or "."))
+
+    def get_trainer(self, **parts: Any) -> Any:
+        """The loop over these parts; see `RayPPOTrainer`."""
+        return import_attribute(self.plugin.trainer_cls)(self.cfg, **parts)
+
+    # The run
+
+    def run(self) -> Any:
+        """Trains to the end and reports. Whatever happens, everything that it started is ended when it returns."""
+        tokenizer = self.get_tokenizer()
+        loader = self.get_train_loader(self.get_train_dataset(tokenizer))
+        eval_dataset = self.get_eval_dataset(tokenizer)
+        runner = asyncio.Runner()
+        result = runner.run(self._run(tokenizer, loader, eval_dataset))
+        # Only after success: on the way out of an error a thread may still compute, and this waits for it.
+        runner.close()
+        self.report(result)
+        return result
+
+    def report(self, result: Any) -> None:
+        """The closing table, the reward curve and the files of the run."""
+        from skyrl.train.display.closing import print_closing, save_reward_curve
+
+        files = dict(result.files)
+        if result.rows:
+            curve = Path(self.cfg.trainer.log_path or ".") / "reward_curve.png"
+            save_reward_curve(result.rows, curve)
+            files["reward curve"] = curve
+        print_closing(
+            result.rows, n_samples=self.cfg.generator.n_samples_per_prompt, files=files, last_step=result.last_step
+        )
+
+    async def _run(self, tokenizer: Any, loader: Any, eval_dataset: Any | None) -> Any:
+        from skyrl.train.display.progress import Progress
+        from skyrl.train.launch.server import end_all
+        from skyrl.train.trainer import training_steps
+
+        total_steps = training_steps(self.cfg, len(loader))
+        async with AsyncExitStack() as stack:
+            stack.callback(end_all)  # entered first: it ends what an interrupted start left behind
+            trackers = self.get_trackers()
+            stack.callback(trackers.close)
+            progress = stack.enter_context(Progress(total_steps, enabled=self.cfg.trainer.progress))
+            rollouts, policy, reference = await self._open(stack, total_steps, progress.waiting_for)
+            trainer = self.get_trainer(
+                policy=policy,
+                reference=reference,
+                rollouts=rollouts,
+                generator=self.get_generator(tokenizer, rollouts.pool),
+                tokenizer=tokenizer,
+                train_loader=loader,
+                eval_dataset=eval_dataset,
+                trackers=trackers,
+                progress=progress,
+            )
+            return await trainer.train()
+
+    async def _open(
+        self, stack: AsyncExitStack, total_steps: int, on_wait: Callable[[str], None]
+    ) -> tuple[Any, Any, Any | None]:
+        """(rollout service, policy, reference or None), built at the same time and closed with the stack."""
+        from skyrl.train.policy.group import PolicyGroup
+        from skyrl.train.rollouts.service import RolloutService
+
+        cfg, trainer = self.cfg, self.cfg.trainer
+        self._pin_cores()
+        updates = total_steps * -(-trainer.train_batch_size // trainer.policy_mini_batch_size)
+        updates *= trainer.update_epochs_per_batch
+
+        async def serve() -> Any:
+            service = await RolloutService.open(cfg, self.get_model_folder(), on_wait=on_wait)
+            stack.push_async_callback(service.close)
+            return service
+
+        async def train() -> tuple[Any, Any | None]:
+            policy = await asyncio.to_thread(PolicyGroup.create, cfg, self.plugin, "policy", total_steps=updates)
+            stack.push_async_callback(_close, policy)
+            if not trainer.algorithm.use_kl_loss:
+                return policy, None
+            reference = await asyncio.to_thread(PolicyGroup.create, cfg, self.plugin, "ref")
+            stack.push_async_callback(_close, reference)
+            return policy, reference
+
+        serving, training = asyncio.create_task(serve()), asyncio.create_task(train())
+        try:
+            rollouts, (policy, reference) = await asyncio.gather(serving, training)
+        except BaseException:
+            serving.cancel()
+            training.cancel()
+            raise
+        return rollouts, policy, reference
+
+    def _pin_cores(self) -> None:
+        """Without GPUs, trainer and servers of this machine get cores of their own."""
+        from skyrl.train.launch import cores
+        from skyrl.train.launch.device import device_of
+
+        engine, place = self.cfg.generator.inference_engine, self.cfg.trainer.placement
+        if engine.external_server_urls or device_of(self.cfg) == "cuda":
+            return
+        plan = cores.plan(engine.num_engines)
+        if plan is not None:
+            workers = place.policy_num_nodes * place.policy_num_gpus_per_node
+            log.info(cores.pin_trainer(plan, in_process=workers == 1))
+
+
+async def _close(group: Any) -> None:
+    """Closes a policy group; a worker that hangs is left to the end of the process."""
+    try:
+        await asyncio.wait_for(asyncio.to_thread(group.close), CLOSE_TIMEOUT_S)
+    except TimeoutError:
+        log.warning("a policy worker did not close within %.0f s", CLOSE_TIMEOUT_S)
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    exp_cls: type[BasePPOExp] = BasePPOExp,
+    parts: Mapping[str, type] | None = None,
+) -> None:
+    """Runs the arguments (unset: the process's own). Returns after success; else the process ends with its code.
+
+    `parts` are `make_config` arguments of the caller's own sections.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    folder: list[Path] = []
+
+    def work() -> None:
+        if "--help" in arguments or "-h" in arguments:
+            print(help_for(arguments, parts or {}))
+            return
+        cfg, plugin = backends.resolve(arguments, parts or {})
+        folder.append(Path(cfg.trainer.log_path or "."))
+        _log_to_stderr(plugin)
+        exp_cls(cfg, plugin).run()
+
+    run_to_exit(work, log_folder=lambda: folder[0] if folder else None)
+
+
+def help_for(arguments: Sequence[str], parts: Mapping[str, type]) -> str:
+    """The text of `--help [WORD]` for the backend that the other arguments choose."""
+    others = [a for a in arguments if a not in ("--help", "-h")]
+    words = [a for a in others if "=" not in a and not a.startswith(("@", "-"))]
+    plugin = backends.load_plugin(backends.backend_name_from_argv([a for a in others if a not in words]))
+    given = dict(parts)
+    root = given.pop("root_cls", SkyRLTrainConfig)
+    cls = make_config(**combine_parts(given, plugin.config_parts), root_cls=root)
+    program = "python -m skyrl.train.entrypoints.main_base"
+    return render(cls, program=program, backends=", ".join(backends.installed()), word=words[0] if words else "")
+
+
+def _log_to_stderr(plugin: BackendPlugin) -> None:
+    """What this project and the backend say from level INFO on, everybody else from WARNING on."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    for name in {"skyrl", "skyrl_rollout", plugin.trainer_cls.partition(".")[0]}:
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+if __name__ == "__main__":
+    main()
