@@ -1,0 +1,75 @@
+"""A TCP proxy before a real server that cuts, silences or refuses connections when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+BLOCK_BYTES = 1 << 16
+
+
+class TcpProxy:
+    """`async with TcpProxy(server.url) as proxy:` forwards `proxy.url` to the server.
+
+    cut(): ends every open connection. refusing: new connections end at once. silent: bytes are swallowed both ways.
+    when_sent(text, action): calls action once, when a client sends `text` (gRPC sends a method's path in clear).
+    """
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("grpc://").rpartition(":")
+        self._backend = (host, int(port))
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._triggers: dict[bytes, Callable[[], None]] = {}
+        self.refusing = False
+        self.silent = False
+        self.deaf = False  # replies are swallowed, requests go through
+        self.connections = 0
+        self.bytes_to_server = 0
+
+    async def __aenter__(self) -> TcpProxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"grpc://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    def when_sent(self, text: str, action: Callable[[], None]) -> None:
+        self._triggers[text.encode()] = action
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        if self.refusing:
+            writer.transport.abort()
+            return
+        try:
+            there, back = await asyncio.open_connection(*self._backend)
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = {writer, back}
+        self._writers |= pair
+        await asyncio.gather(self._pump(reader, back, to_server=True), self._pump(there, writer, to_server=False))
+        self._writers -= pair
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_server: bool) -> None:
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            while block := await reader.read(BLOCK_BYTES):
+                if to_server:
+                    self.bytes_to_server += len(block)
+                    self._look_for_triggers(block)
+                if self.silent or (self.deaf and not to_server):
+                    continue
+                writer.write(block)
+                await writer.drain()
+        writer.transport.abort()
+
+    def _look_for_triggers(self, block: bytes) -> None:
+        for text in [t for t in self._triggers if t in block]:
+            self._triggers.pop(text)()
