@@ -1,6 +1,14 @@
 """The server kit: everything of a rollout server that is the same for every engine."""
 
+from skyrl_rollout.server.lifetime import ParentWatch
 from skyrl_rollout.server.options import ServerOptions, add_server_options, options_from
-from skyrl_rollout.server.serve import serve
+from skyrl_rollout.server.serve import refuse_taken_address, serve
 
-__all__ = ["ServerOptions", "add_server_options", "options_from", "serve"]
+__all__ = [
+    "ParentWatch",
+    "ServerOptions",
+    "add_server_options",
+    "options_from",
+    "refuse_taken_address",
+    "serve",
+]

@@ -7,7 +7,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -32,17 +32,25 @@ LAST_CALLS_S = 0.5  # for status and health watchers, which never end by themsel
 EngineFactory = Callable[[], Awaitable[Engine]]
 
 
-async def serve(engine: Engine | EngineFactory, options: ServerOptions) -> int:
+async def serve(
+    engine: Engine | EngineFactory,
+    options: ServerOptions,
+    *,
+    parent: ParentWatch | None = None,
+    startup_s: Mapping[str, float] | None = None,
+) -> int:
     """Serves until SIGTERM, SIGINT or the parent's end, and returns the exit code.
 
     The engine is built before gRPC starts, because an engine may fork and a forked gRPC deadlocks. An address that is
-    taken is reported in one line before the engine is built.
+    taken is reported in one line before the engine is built. A caller that built its engine beforehand may have called
+    `refuse_taken_address` and may hand over the `parent` watch it started; `startup_s` has the seconds of its phases,
+    which the ready line shows.
     """
     began = time.monotonic()
-    parent = ParentWatch.from_environment(kill_after_s=options.drain_grace_s)
+    parent = parent or ParentWatch.from_environment(kill_after_s=options.drain_grace_s)
     stopping = stop_requested()
     try:
-        _refuse_taken_address(options)
+        refuse_taken_address(options)
         built = engine if not callable(engine) else await _unless_stopped(engine(), stopping)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -50,7 +58,7 @@ async def serve(engine: Engine | EngineFactory, options: ServerOptions) -> int:
     if built is None:
         return 0
     try:
-        return await _serve(built, options, stopping, parent, began)
+        return await _serve(built, options, stopping, parent, began, startup_s or {})
     finally:
         await built.close()
         if parent is not None and parent.is_gone:
@@ -58,7 +66,12 @@ async def serve(engine: Engine | EngineFactory, options: ServerOptions) -> int:
 
 
 async def _serve(
-    engine: Engine, options: ServerOptions, stopping: asyncio.Future[str], parent: ParentWatch | None, began: float
+    engine: Engine,
+    options: ServerOptions,
+    stopping: asyncio.Future[str],
+    parent: ParentWatch | None,
+    began: float,
+    phases_s: Mapping[str, float],
 ) -> int:
     parts = assemble(engine, options)
     state = parts.state
@@ -75,9 +88,11 @@ async def _serve(
     if parent is not None:
         loop = asyncio.get_running_loop()
         parent.call_when_gone(partial(_resolve_from_thread, loop, stopping, "parent gone"))
+    phases = dict(phases_s) | {"grpc": time.monotonic() - began} if phases_s else {}
+    total = sum(phases.values()) or time.monotonic() - began
     print(
         f"ready url={url} instance={state.instance_id} model={engine.identity.name} version={state.weight_version} "
-        f"startup_s={time.monotonic() - began:.1f}",
+        f"startup_s={total:.1f}" + "".join(f" {name}_s={seconds:.1f}" for name, seconds in phases.items()),
         flush=True,
     )
     reason = await stopping
@@ -132,7 +147,7 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
     return f"{scheme}://{options.listen.rpartition(':')[0]}:{port}"
 
 
-def _refuse_taken_address(options: ServerOptions) -> None:
+def refuse_taken_address(options: ServerOptions) -> None:
     """Raises OSError when another process listens there; removes a socket file that nobody listens on."""
     path = options.unix_path
     if path is not None:
