@@ -1,0 +1,1 @@
+"""vLLM behind the server kit's Engine contract; the one home of `import vllm`."""

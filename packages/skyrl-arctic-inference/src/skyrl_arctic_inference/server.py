@@ -1,0 +1,72 @@
+"""A serving process from its settings: engine first, gRPC after, and an exit code that tells how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from skyrl_rollout.server import ParentWatch, ServerOptions, refuse_taken_address, serve
+
+from skyrl_arctic_inference import front_watch
+from skyrl_arctic_inference.engine.identity import read_model_folder
+from skyrl_arctic_inference.engine.launch import EngineStartError, start_engine
+from skyrl_arctic_inference.last_lines import LastLines
+from skyrl_arctic_inference.settings import ServeSettings
+from skyrl_arctic_inference.socket_folder import SocketFolder
+
+if TYPE_CHECKING:
+    from skyrl_arctic_inference.engine.vllm_engine import VllmEngine
+
+logger = logging.getLogger(__name__)
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+LINES_SHOWN = 15
+
+
+def run(settings: ServeSettings, options: ServerOptions) -> int:
+    """Serves until SIGTERM or the parent's end; 0 after a drain, 1 when the engine did not start or died."""
+    folder = read_model_folder(settings.model)
+    refuse_taken_address(options)
+    parent = ParentWatch.from_environment(kill_after_s=options.drain_grace_s)
+    sockets = SocketFolder()
+    os.environ.update(settings.environment(sockets.path))
+    front_watch.name_front()
+    lines = LastLines()
+    try:
+        engine, times = start_engine(settings, folder)
+        return asyncio.run(_serve(engine, options, times, lines, parent))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except EngineStartError as error:
+        lines.close()
+        print(f"arctic-serve: error: {error}{_because(lines)}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+    finally:
+        lines.close()
+        sockets.close()
+
+
+async def _serve(
+    engine: VllmEngine, options: ServerOptions, times: dict[str, float], lines: LastLines, parent: ParentWatch | None
+) -> int:
+    serving = asyncio.create_task(serve(engine, options, parent=parent, startup_s=times), name="serve")
+    death = asyncio.create_task(engine.died(), name="engine death")
+    await asyncio.wait((serving, death), return_when=asyncio.FIRST_COMPLETED)
+    if not death.done():
+        death.cancel()
+        return await serving
+    os.kill(os.getpid(), signal.SIGTERM)  # the streams have ended with UNAVAILABLE: the drain has nothing to wait for
+    await serving
+    shown = "".join(f"\n  {line}" for line in lines.last(LINES_SHOWN))
+    lines.close()
+    print(f"{shown}\narctic-serve: error: the engine process died{_because(lines)}", file=sys.stderr, flush=True)
+    return EXIT_FAILED
+
+
+def _because(lines: LastLines) -> str:
+    cause = lines.cause()
+    return f": {cause}" if cause else ""

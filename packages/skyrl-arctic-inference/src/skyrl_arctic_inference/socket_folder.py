@@ -1,0 +1,54 @@
+"""Where vLLM puts its sockets: a folder per server, so that what a killed one left can be told and removed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = "arctic-serve-"
+LOCK = "owner.lock"
+
+
+class SocketFolder:
+    """A new folder under the system's temporary folder, held by a lock that the kernel drops with its owner.
+
+    Making one removes those whose owner is dead. Close-on-exec and not inherited by forked engine processes' lifetime:
+    they die with the front, so the lock is free once the front is gone.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        root = Path(tempfile.gettempdir()) if parent is None else parent
+        remove_stale(root)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+        self._fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._fd)
+
+
+def remove_stale(root: Path) -> list[Path]:
+    """Removes folders of dead servers of this user and returns them."""
+    removed = []
+    for folder in root.glob(f"{PREFIX}*"):
+        try:
+            if folder.stat().st_uid != os.geteuid():
+                continue
+            fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # just being made, or just being removed
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+        finally:
+            os.close(fd)
+    return removed
