@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from skyrl.train.policy.contract import Role, WorkerPlace
+from skyrl.train.policy.fsdp.float64 import widen_norms
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -44,9 +45,12 @@ def load(path: str, *, dtype: torch.dtype, overrides: dict[str, Any]) -> PreTrai
     others = {k: v for k, v in overrides.items() if k not in DTYPE_KEYS}
     try:
         config = AutoConfig.from_pretrained(path, **others)
-        return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation="sdpa")
     except OSError as error:
         raise ValueError(f"trainer.policy.model.path={path} cannot be loaded as a causal LM: {error}") from error
+    if dtype == torch.float64:
+        widen_norms(model)
+    return model
 
 
 def require_model_folder(path: str) -> None:
