@@ -54,8 +54,6 @@ UNUSED = {
     "trainer.recompute_old_logprobs_per_minibatch": "old logprobs are made in micro-batches; the numbers are the same",
     "trainer.remove_microbatch_padding": "sequences are flat: there is no padding to remove",
     "trainer.eval_batch_size": "the server queues all evaluation prompts itself",
-    "trainer.dump_eval_results": "evaluation rollouts are not written to files",
-    "trainer.print_example_interval": "example rollouts are not printed",
     "trainer.tags": "no tracker here has tags",
     "trainer.enable_ray_gpu_monitor": "figures of the GPUs are not collected",
     "trainer.num_logger_*_samples": "trackers get numbers, no tables of trajectories",

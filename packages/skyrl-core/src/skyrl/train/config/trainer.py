@@ -84,6 +84,9 @@ class TrainerConfig(ConfigPart):
         theirs="~/exports/",
         reason="each run has a folder of its own",
     )
+    dump_eval_results: bool = key(True, "Write evaluation rollouts as JSONL into export_path.")
+    dump_data_batch: bool = key(False, "Write every training batch as .npz into export_path.")
+    print_example_interval: int = key(1, "Steps between printed example rollouts; 0 or less: never.")
     hf_save_interval: int = key(-1, "Steps between Hugging Face exports; 0 or less: only the last, if any.")
     log_path: str | None = key(
         None,
