@@ -12,6 +12,7 @@ usage: {program} [key=value | @run.yaml] ...
 
   key=value        trainer.epochs=3   trainer.policy.optimizer_config.lr=1e-6   data.train_data=['a.parquet','b.json']
   @run.yaml        the same keys from a file, nested or dotted; the config.yaml beside a checkpoint is one
+                   ${{here}} in a file is the folder that the file lies in
   order            later arguments win over earlier ones, files included
   null             unsets a key; 'quoted' text stays text; ${{other.key}} is replaced by that key's value
   --help WORD      only the keys that contain WORD

@@ -43,6 +43,9 @@ def run_to_exit(work: Callable[[], object], *, log_folder: Callable[[], Path | N
     except KeyboardInterrupt:
         code = TERMINATED if _terminated.is_set() else INTERRUPTED
         print(f"\n{'terminated' if _terminated.is_set() else 'interrupted'}", file=sys.stderr)
+    except BrokenPipeError:  # whoever read the output has gone, as in `... --help | head`
+        code = 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except EXPLAINED as error:
         code = 2 if isinstance(error, ConfigError) else 1
         _show(error, log_folder() if code == 1 else None)

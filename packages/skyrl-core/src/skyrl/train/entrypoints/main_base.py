@@ -20,7 +20,7 @@ from skyrl.train.config import SkyRLTrainConfig, combine_parts, make_config
 from skyrl.train.config.help_text import render
 from skyrl.train.entrypoints.exits import run_to_exit
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("skyrl.train.entrypoints.main_base")  # also when run by -m
 
 CLOSE_TIMEOUT_S = 30.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def model_folder(name: str, *, key: str) -> Path:
