@@ -1,0 +1,168 @@
+"""A real reference server in a process of its own, and raw calls to it over a socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import grpc.aio
+import numpy as np
+from grpc_health.v1 import health_pb2_grpc
+from skyrl_rollout.errors import RolloutError, from_rpc_error
+from skyrl_rollout.v1 import (
+    control_pb2,
+    control_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    weights_pb2_grpc,
+)
+
+START_TIMEOUT_S = 30
+PROMPT = np.arange(1, 9, dtype="<i4")
+
+
+@dataclass
+class ReferenceProcess:
+    """process: the server. ready: its ready line as key -> value."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return self.ready["url"]
+
+    @property
+    def target(self) -> str:
+        return self.url.removeprefix("grpc://").replace("unix://", "unix:")
+
+    def stop(self, sent: int = signal.SIGTERM, timeout_s: float = 20) -> int:
+        self.process.send_signal(sent)
+        return self.process.wait(timeout_s)
+
+
+def command(*flags: str, listen: str = "127.0.0.1:0") -> list[str]:
+    return [sys.executable, "-m", "skyrl_rollout.cli", "reference", "--listen", listen, *flags]
+
+
+@contextmanager
+def reference_server(*flags: str, listen: str = "127.0.0.1:0") -> Iterator[ReferenceProcess]:
+    """Starts a server and waits for its ready line; ends it and its group in any case."""
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command(*flags, listen=listen), stdout=subprocess.PIPE, text=True, env=env, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("ready "), f"the server said {line!r}, exit {process.poll()}"
+        yield ReferenceProcess(process, dict(part.split("=", 1) for part in line.split()[1:]))
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+
+
+@dataclass
+class Answer:
+    """All that a Generate stream said. tokens, logprobs, versions: sample index -> array."""
+
+    seqs: list[int] = field(default_factory=list)
+    started: generation_pb2.Started | None = None
+    deltas: list[generation_pb2.TokenDelta] = field(default_factory=list)
+    finished: dict[int, generation_pb2.SampleFinished] = field(default_factory=dict)
+    heartbeats: list[generation_pb2.Heartbeat] = field(default_factory=list)
+
+    def take(self, m: generation_pb2.GenerateResponse) -> None:
+        kind = m.WhichOneof("event")
+        if kind == "heartbeat":
+            self.heartbeats.append(m.heartbeat)
+            return
+        self.seqs.append(m.seq)
+        if kind == "started":
+            self.started = m.started
+        elif kind == "delta":
+            self.deltas.append(m.delta)
+        else:
+            self.finished[m.sample_finished.sample_index] = m.sample_finished
+
+    def tokens(self, sample: int = 0) -> list[int]:
+        return np.frombuffer(b"".join(d.token_ids for d in self.deltas if d.sample_index == sample), "<i4").tolist()
+
+    def logprobs(self, sample: int = 0) -> np.ndarray:
+        return np.frombuffer(b"".join(d.logprobs for d in self.deltas if d.sample_index == sample), "<f4")
+
+    def spans(self, sample: int = 0) -> list[tuple[int, int, int, int]]:
+        return [(s.start, s.length, s.weight_version, s.oldest_kv_version) for s in self.finished[sample].spans]
+
+    def reason(self, sample: int = 0) -> str:
+        number = self.finished[sample].reason
+        return generation_pb2.FinishReason.Name(number).removeprefix("FINISH_REASON_")
+
+
+class RawCalls:
+    """The generated stubs of one channel; errors come back typed."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.rollout = generation_pb2_grpc.RolloutServiceStub(channel)
+        self.engine = control_pb2_grpc.EngineServiceStub(channel)
+        self.weights = weights_pb2_grpc.WeightServiceStub(channel)
+        self.health = health_pb2_grpc.HealthStub(channel)
+
+    def stream(self, request: generation_pb2.GenerateRequest, timeout_s: float = 20) -> grpc.aio.UnaryStreamCall:
+        return self.rollout.Generate(request, timeout=timeout_s)
+
+    async def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float = 20) -> Answer:
+        answer = Answer()
+        async for m in self.stream(request, timeout_s):
+            answer.take(m)
+        return answer
+
+    async def status(self) -> control_pb2.WatchStatusResponse:
+        call = self.engine.WatchStatus(control_pb2.WatchStatusRequest(), timeout=10)
+        first = await call.read()
+        call.cancel()
+        return first
+
+    async def epoch(self, owner: str = "test") -> int:
+        reply = await self.engine.AcquireControl(control_pb2.AcquireControlRequest(owner=owner), timeout=10)
+        return reply.trainer_epoch
+
+
+@asynccontextmanager
+async def raw_calls(server: ReferenceProcess) -> AsyncIterator[RawCalls]:
+    async with grpc.aio.insecure_channel(server.target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield RawCalls(channel)
+
+
+def ask(max_tokens: int | None = 32, **fields: object) -> generation_pb2.GenerateRequest:
+    """A seeded request that never meets an end token, unless told otherwise."""
+    sampling = {"ignore_eos": True, "seed": 7} | dict(fields.pop("sampling", {}))  # type: ignore[call-overload]
+    if max_tokens is not None:
+        sampling["max_tokens"] = max_tokens
+    given = {"request_id": str(uuid.uuid4()), "prompt_token_ids": PROMPT.tobytes()} | fields
+    return generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(**sampling), **given)
+
+
+def fence(epoch: int, op_id: str | None = None) -> control_pb2.Fence:
+    return control_pb2.Fence(trainer_epoch=epoch, op_id=op_id or str(uuid.uuid4()))
+
+
+async def refused(call: object) -> RolloutError:
+    """The typed error of a call that must fail."""
+    try:
+        if hasattr(call, "__aiter__") and not hasattr(call, "__await__"):
+            async for _ in call:  # type: ignore[attr-defined]
+                pass
+        else:
+            await call  # type: ignore[misc]
+    except grpc.aio.AioRpcError as error:
+        return from_rpc_error(error)
+    raise AssertionError("the call was not refused")
