@@ -26,6 +26,7 @@ TIERS = {
 }
 """Tier -> which tests pytest selects by their markers, and the seconds they may take together."""
 
+SERVER_TIMEOUT_S = 1200.0
 SUMMARY_WORDS = (" passed", " failed", " error", "no tests ran", " deselected")
 
 
@@ -33,7 +34,7 @@ def steps(tier: str) -> tuple[Step, ...]:
     """The one table: what is run, in this order, and what it proves."""
     uv = os.environ.get("UV") or shutil.which("uv") or "uv"
     markers, tests_timeout_s = TIERS[tier]
-    return (
+    before_tests = (
         Step("lock", "uv.lock is what the pyproject files resolve to", (uv, "lock", "--check")),
         Step("ruff", "lint: names, imports, docstrings, arguments", python("-m", "ruff", "check")),
         Step("format", "one layout of the code", python("-m", "ruff", "format", "--check")),
@@ -44,14 +45,22 @@ def steps(tier: str) -> tuple[Step, ...]:
             "proto-format", "one layout of the protocol", (executable("buf"), "format", "-d", "--exit-code"), "protos"
         ),
         Step("stubs", "regenerating the committed stubs changes nothing", python("tools/protogen.py", "--check")),
-        Step(
-            "tests",
-            f"behaviour and the rules in tests/architecture, tier {tier}",
-            python("-m", "pytest", "-m", markers, "--durations=15", f"--color={_color()}"),
-            timeout_s=tests_timeout_s,
-            streams=True,
-        ),
     )
+    server = Step(
+        "server",
+        "the server's environment can be made from the lock",
+        python("tools/serve.py", "--sync-only"),
+        timeout_s=SERVER_TIMEOUT_S,
+        streams=True,
+    )
+    tests = Step(
+        "tests",
+        f"behaviour and the rules in tests/architecture, tier {tier}",
+        python("-m", "pytest", "-m", markers, "--durations=15", f"--color={_color()}"),
+        timeout_s=tests_timeout_s,
+        streams=True,
+    )
+    return (*before_tests, tests) if tier == "quick" else (*before_tests, server, tests)
 
 
 def _color() -> str:

@@ -4,6 +4,7 @@ What the trainer does before a run, without the trainer: the same table, the sam
 The server replaces this process, so that Ctrl-C and SIGTERM reach it.
 
     uv run tools/serve.py reference --model DIR
+    uv run tools/serve.py --sync-only             # only makes .venvs/server
     uv run tools/serve.py vllm --model DIR --listen 127.0.0.1:50051 generator.inference_engine.max_num_seqs=64
 """
 
@@ -58,15 +59,23 @@ def prepare(name: str, model: Path, listen: str, overrides: list[str]) -> list[s
 def main() -> None:
     """Prepare, say the command, become it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="server in [tool.skyrl.servers] of the root's pyproject.toml")
-    parser.add_argument("--model", type=Path, required=True, help="folder of a Hugging Face model")
+    parser.add_argument("name", nargs="?", default="vllm", help="server in [tool.skyrl.servers] (default vllm)")
+    parser.add_argument("--model", type=Path, help="folder of a Hugging Face model")
+    parser.add_argument(
+        "--sync-only", action="store_true", help="bring the server's environment in line, start nothing"
+    )
     parser.add_argument("--listen", default=DEFAULT_LISTEN, help=f"host:port or unix:PATH (default {DEFAULT_LISTEN})")
     parser.add_argument("overrides", nargs="*", help="configuration keys, as for a training run")
     options = parser.parse_args()
+    if options.model is None and not options.sync_only:
+        parser.error("--model DIR is needed to start a server")
     try:
-        arguments = prepare(options.name, options.model.resolve(), options.listen, options.overrides)
+        arguments = prepare(options.name, (options.model or Path()).resolve(), options.listen, options.overrides)
     except ValueError as error:
         parser.exit(2, f"serve: {error}\n")
+    if options.sync_only:
+        print(f"serve: the environment of {options.name} is in line with the lock", file=sys.stderr)
+        return
     print(f"serve: {shlex.join(arguments)}", file=sys.stderr, flush=True)
     variables = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     os.execvpe(arguments[0], arguments, variables)
