@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 TINY_MODEL = Path(skyrl.train.quickstart.__file__).parent / "tiny_model"
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for m in messages %}<bos>{{ m['role'] }}\n{{ m['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
 )
 
 
@@ -24,9 +24,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def chat_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, turns between <|im_start|> and <|im_end|>, which is also the end-of-sequence token."""
+    """The same tokens, with every message between <bos> and the end-of-sequence token."""
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

@@ -10,16 +10,16 @@ NO = [{"role": "user", "content": "no"}]
 
 def test_a_prompt_ends_with_the_generation_prompt(chat_tokenizer):
     ids = ChatFormat(chat_tokenizer).prompt_ids([{"role": "user", "content": "hi"}])
-    assert chat_tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert chat_tokenizer.decode(ids) == "<bos>user\nhi<eos>\n<bos>assistant\n"
     assert ids.dtype == np.int32
 
 
 @pytest.mark.parametrize(
     ("ended", "close_turns", "between"),
     [
-        (True, True, "\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"),
-        (False, True, "<|im_end|>\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"),
-        (False, False, "\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"),
+        (True, True, "\n<bos>user\nno<eos>\n<bos>assistant\n"),
+        (False, True, "<eos>\n<bos>user\nno<eos>\n<bos>assistant\n"),
+        (False, False, "\n<bos>user\nno<eos>\n<bos>assistant\n"),
     ],
     ids=["closed by the model", "closed for it", "left open"],
 )

@@ -150,9 +150,7 @@ async def test_an_environment_may_begin_each_sample_with_a_prompt_of_its_own(poo
 async def test_a_template_between_the_turns_is_kept_token_by_token(pool, chat_tokenizer):
     (t,) = await roll_out(pool, chat_tokenizer, [task()])
     between = [chat_tokenizer.decode(t.response_token_ids[run]) for sampled, run in segments(t) if not sampled]
-    assert [b.removeprefix("<|im_end|>") for b in between] == [
-        f"\n<|im_start|>user\n<{k}><|im_end|>\n<|im_start|>assistant\n" for k in (1, 2)
-    ]
+    assert [b.removeprefix("<eos>") for b in between] == [f"\n<bos>user\n<{k}><eos>\n<bos>assistant\n" for k in (1, 2)]
 
 
 async def test_the_public_multi_turn_environment_runs_and_is_scored_per_turn(pool, tiny_tokenizer):

@@ -14,6 +14,8 @@ import skyrl.train.quickstart
 import torch
 from safetensors.torch import load_file
 from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.generator.env_generator import EnvGenerator
+from skyrl.train.generator.trajectory import PromptTask
 from skyrl.train.policy.publishing import Publisher, cast_layouts, tensor_layouts
 from skyrl.train.rollouts import watch
 from skyrl.train.rollouts.service import RolloutService
@@ -91,6 +93,22 @@ async def test_each_publish_is_the_next_version_of_the_servers_and_steps_are_map
         await service.close()
 
 
+async def test_trajectories_carry_the_version_that_was_published_last(checkpoint, tiny_tokenizer):
+    with reference_server() as server:
+        service = await RolloutService.open(cfg := config(server.url), TINY_MODEL)
+        generator = EnvGenerator(cfg, tiny_tokenizer, service.pool)
+        row = PromptTask(
+            "0", [{"role": "user", "content": "1+1="}], "arithmetic", {"reward_spec": {"ground_truth": "002"}}
+        )
+        for version in (1, 2):
+            await service.publish(checkpoint)
+            (t,) = await generator.generate(
+                [row], n_samples=1, sampling=generator.train_sampling, step=1, phase="train"
+            )
+            assert set(t.weight_versions) == {version}
+        await service.close()
+
+
 async def test_a_replica_that_is_behind_catches_up_with_the_next_publish(checkpoint):
     with reference_server() as one, reference_server() as two:
         alone = await RolloutService.open(config(one.url), TINY_MODEL)
@@ -114,6 +132,7 @@ async def test_a_server_of_another_model_is_refused_with_the_tensors_that_differ
     other.close()
 
 
+@pytest.mark.ci
 async def test_a_dead_endpoint_is_named_within_ten_seconds():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -155,10 +174,10 @@ async def test_a_server_that_dies_during_a_generation_is_named_with_its_last_lin
 async def test_a_server_that_died_before_a_publish_is_named(checkpoint):
     service = await RolloutService.open(config(), TINY_MODEL)
     os.kill(service._processes[0].pid, signal.SIGKILL)
-    with pytest.raises((ServerDied, ServerUnreachable)):
-        await service.publish(checkpoint)
+    started = time.monotonic()
     with pytest.raises(ServerDied, match="died during the run"):
-        service.server_alive_or_raise()
+        await service.publish(checkpoint)
+    assert time.monotonic() - started < 5
     await service.close()
 
 

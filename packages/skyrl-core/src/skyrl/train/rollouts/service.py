@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from skyrl_rollout.errors import RolloutError, ServerUnreachable
 from skyrl_rollout.pool import RolloutPool
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 from skyrl.train.launch.server import ServerProcess
-from skyrl.train.rollouts.watch import NOTICE_S, ServerWatch, WatchedPool
+from skyrl.train.rollouts.watch import ServerWatch, WatchedPool
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +82,15 @@ class RolloutService:
 
         On return no new request can get older weights. Raises what `WeightPublisher.publish` raises, or ServerDied.
         """
+        self._watch.raise_if_gone()
+        report = await self._watch.guard(self._publish(policy))
+        self.version = report.target_version
+        if step is not None:
+            self.version_of_step[step] = self.version
+        return report
+
+    async def _publish(self, policy: PublishesWeights) -> PublishReport:
+        """In a thread of its own: exporting and copying weights would hold up the event loop."""
         await self.pool.refresh(timeout_s=CONTROL_TIMEOUT_S)
         dtypes = {client.info.model.dtype for client in self.pool.clients}
         if len(dtypes) != 1:
@@ -90,26 +98,15 @@ class RolloutService:
                 f"the rollout servers take weights in different dtypes ({', '.join(sorted(dtypes))}): "
                 "start them all with the same one"
             )
-        targets = [PublishTarget(client.url, self.epoch) for client in self.pool.clients]
-        version = self.pool.highest_version() + 1
-        report = await self._watched(
-            policy.publish, targets, target_version=version, dtype=dtypes.pop(), timeout_s=self._publish_timeout_s
+        report = await asyncio.to_thread(
+            policy.publish,
+            [PublishTarget(client.url, self.epoch) for client in self.pool.clients],
+            target_version=self.pool.highest_version() + 1,
+            dtype=dtypes.pop(),
+            timeout_s=self._publish_timeout_s,
         )
         await self.pool.refresh(timeout_s=CONTROL_TIMEOUT_S)
-        self.version = version
-        if step is not None:
-            self.version_of_step[step] = version
         return report
-
-    async def _watched(self, publish: Callable[..., PublishReport], *args: Any, **kwargs: Any) -> PublishReport:
-        """Publishing in a thread of its own; its failure is told from a server's death."""
-        try:
-            return await asyncio.to_thread(publish, *args, **kwargs)
-        except RolloutError as error:
-            if isinstance(error, ServerUnreachable):
-                await asyncio.sleep(NOTICE_S)
-            self._watch.raise_if_gone()
-            raise
 
     async def close(self) -> None:
         """Ends the connections, and the servers that `open` started."""
