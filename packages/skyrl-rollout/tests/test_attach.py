@@ -5,13 +5,12 @@ import socket
 import time
 
 import pytest
-from tcp_proxy import TcpProxy
-
 from skyrl_rollout.client import RolloutClient
 from skyrl_rollout.errors import ServerUnreachable
 from skyrl_rollout.events import Delta, Heartbeat, Started
 from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling
+from tcp_proxy import TcpProxy
 
 RAW = LogprobMode.RAW
 SAMPLING = Sampling(max_tokens=300, seed=11, ignore_eos=True)

@@ -5,7 +5,6 @@ import time
 
 import numpy as np
 import pytest
-
 from skyrl_rollout.client import RolloutClient
 from skyrl_rollout.errors import (
     DeadlineExceeded,

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-
 from skyrl_rollout.errors import Fenced, ServerUnreachable
 from skyrl_rollout.pool import RolloutPool
 from skyrl_rollout.reference.process import ReferenceServer

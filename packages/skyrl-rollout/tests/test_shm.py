@@ -74,7 +74,7 @@ def test_links_paths_and_short_files_are_refused():
 def test_too_little_shared_memory_is_said_before_anything_is_written():
     with pytest.raises(MemoryError, match=r"/dev/shm has .* MB left.*--shm-size"):
         shm.Segment(shm.free_nbytes() + 4096)
-    assert not [p for p in shm.SHM_DIR.glob(f"{shm.PREFIX}.*.{os.getpid()}.*")]
+    assert not list(shm.SHM_DIR.glob(f"{shm.PREFIX}.*.{os.getpid()}.*"))
 
 
 def test_a_forked_child_that_exits_does_not_take_the_name_along():

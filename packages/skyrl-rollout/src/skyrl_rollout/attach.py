@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from skyrl_rollout.calls import Backoff, Caller, is_retried, unreachable
+from skyrl_rollout.calls import Backoff, Caller, closed_here, is_retried, unreachable
 from skyrl_rollout.errors import CorruptBytes, DeadlineExceeded, RolloutError, ServerUnreachable, from_rpc_error
 from skyrl_rollout.events import Event, Heartbeat, SampleFinished, Started, event_from_pb
 from skyrl_rollout.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
@@ -69,6 +69,8 @@ class AttachedStream:
                 error: RolloutError = ServerUnreachable("the stream ended before all samples did")
             except grpc.aio.AioRpcError as raised:
                 error = from_rpc_error(raised, endpoint=self._caller.url)
+            except grpc.aio.UsageError:
+                raise closed_here(self._caller.url, "Generate") from None
             except RolloutError as raised_here:
                 error = raised_here
             await self._wait_before_retry(error, backoff)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from skyrl_rollout.errors import DeadlineExceeded, RolloutError, ServerUnreachable, from_rpc_error
+from skyrl_rollout.errors import Cancelled, DeadlineExceeded, RolloutError, ServerUnreachable, from_rpc_error
 
 
 class Deadline:
@@ -51,11 +51,12 @@ class Backoff:
 
 
 def is_retried(error: RolloutError) -> bool:
-    """UNAVAILABLE, and RESOURCE_EXHAUSTED where the server said when to come back: without that it means a message that
-    is too large or an update that has no room, and waiting cures neither."""
+    """UNAVAILABLE; CANCELLED, which a server under a burst answers to calls that it never began; and RESOURCE_EXHAUSTED
+    where the server said when to come back: without that it means a message that is too large or an update that has no
+    room, and waiting cures neither."""
     if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return error.retry_after_s is not None
-    return error.code is grpc.StatusCode.UNAVAILABLE
+    return error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class Caller:
@@ -76,6 +77,8 @@ class Caller:
                 return await method(request, timeout=left, metadata=self.metadata)
             except grpc.aio.AioRpcError as raised:
                 error = from_rpc_error(raised, endpoint=self.url)
+            except grpc.aio.UsageError:
+                raise closed_here(self.url, what) from None
             if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 break
             if not is_retried(error):
@@ -98,6 +101,11 @@ class Caller:
             details=last.details,
             retry_after_s=last.retry_after_s,
         )
+
+
+def closed_here(url: str, what: str) -> Cancelled:
+    """The error for a call on a client that was closed meanwhile."""
+    return Cancelled(f"the client of {url} was closed before {what} had its answer")
 
 
 def unreachable(url: str, what: str, waited_s: float, last: RolloutError | None) -> ServerUnreachable:

@@ -6,7 +6,6 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-import grpc
 import grpc.aio
 
 from skyrl_rollout.security import ANONYMOUS, Credentials

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 
-import grpc
 import grpc.aio
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -122,8 +121,8 @@ class RolloutClient:
         """
         request_id = request_id or str(uuid.uuid4())
         request = self._request(
-            prompt_token_ids, sampling, mode, num_samples, request_id, min_weight_version, on_commit, detach_grace_s,
-            final_only=on_progress is None,
+            request_id, prompt_token_ids, sampling, mode=mode, num_samples=num_samples, on_commit=on_commit,
+            min_weight_version=min_weight_version, detach_grace_s=detach_grace_s, final_only=on_progress is None,
         )  # fmt: skip
         assembly = Assembly(request_id, request.prompt_token_ids, num_samples, mode)
         patience = self._patience(timeout_s, unreachable_s)
@@ -154,8 +153,9 @@ class RolloutClient:
         A second `Started` says that the server was replaced and the run began anew.
         """
         request = self._request(
-            prompt_token_ids, sampling, mode, num_samples, request_id or str(uuid.uuid4()), min_weight_version,
-            on_commit, detach_grace_s, tokens_per_event=tokens_per_event,
+            request_id or str(uuid.uuid4()), prompt_token_ids, sampling, mode=mode, num_samples=num_samples,
+            on_commit=on_commit, min_weight_version=min_weight_version, detach_grace_s=detach_grace_s,
+            tokens_per_event=tokens_per_event,
         )  # fmt: skip
         async with aclosing(self._run(request, self._patience(timeout_s, unreachable_s))) as events:
             async for event in events:
@@ -166,15 +166,15 @@ class RolloutClient:
 
     def _request(
         self,
+        request_id: str,
         prompt_token_ids: Sequence[int] | np.ndarray,
         sampling: Sampling,
+        *,
         mode: LogprobMode,
         num_samples: int,
-        request_id: str,
-        min_weight_version: int | None,
         on_commit: str,
+        min_weight_version: int | None,
         detach_grace_s: float,
-        *,
         final_only: bool = False,
         tokens_per_event: int = TOKENS_PER_EVENT,
     ) -> generation_pb2.GenerateRequest:
@@ -218,7 +218,7 @@ class RolloutClient:
         task.add_done_callback(self._cleanups.discard)
 
     async def _abort(self, request: generation_pb2.AbortGenerationsRequest) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # the channel may be closed by then
             await self._rollout.AbortGenerations(request, timeout=2.0, metadata=self._caller.metadata)
 
     async def abort(

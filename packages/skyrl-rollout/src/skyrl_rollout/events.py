@@ -37,6 +37,8 @@ class Delta(NamedTuple):
 
 
 class SampleFinished(NamedTuple):
+    """A sample is complete; spans cover [0, num_tokens). token_digest: xxh3-128 of its int32 ids."""
+
     seq: int
     sample_index: int
     reason: FinishReason

@@ -56,6 +56,8 @@ class ServerCapabilities:
 
 @dataclass(frozen=True)
 class ServerLimits:
+    """Bounds that a caller meets; 0 where the server names none."""
+
     max_message_bytes: int
     max_chunk_bytes: int
     max_concurrent: int

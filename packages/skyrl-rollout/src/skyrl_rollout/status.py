@@ -28,6 +28,7 @@ _STATES = {v.number: v.name.removeprefix("ENGINE_STATE_").lower() for v in contr
 
 
 def status_from_pb(pb: control_pb2.WatchStatusResponse) -> ServerStatus:
+    """A state that this side does not know reads "unknown"."""
     return ServerStatus(
         instance_id=pb.instance_id,
         state=_STATES.get(pb.state, "unknown").replace("unspecified", "unknown"),

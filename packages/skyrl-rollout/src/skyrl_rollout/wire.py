@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -75,11 +75,13 @@ def sampling_from_pb(pb: generation_pb2.SamplingParams) -> Sampling:
     )
 
 
-def spans_from_pb(spans: object) -> tuple[VersionSpan, ...]:
+def spans_from_pb(spans: Iterable[generation_pb2.VersionSpan]) -> tuple[VersionSpan, ...]:
+    """The spans in the order of the message, unchecked."""
     return tuple(VersionSpan(s.start, s.length, s.weight_version, s.oldest_kv_version) for s in spans)
 
 
 def layout_to_pb(layout: TensorLayout) -> control_pb2.TensorLayout:
+    """The inverse of `layout_from_pb`."""
     return control_pb2.TensorLayout(name=layout.name, dtype=SCALAR_TYPES[layout.dtype], shape=layout.shape)
 
 
@@ -91,6 +93,7 @@ def layout_from_pb(pb: control_pb2.TensorLayout | weights_pb2.TensorSpec) -> Ten
 
 
 def manifest_to_pb(manifest: Manifest) -> weights_pb2.WeightManifest:
+    """A full update with its digest."""
     return weights_pb2.WeightManifest(
         policy_id=manifest.policy_id,
         target_version=manifest.target_version,

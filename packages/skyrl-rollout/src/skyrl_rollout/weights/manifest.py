@@ -96,6 +96,7 @@ def place(tensors: Sequence[TensorLayout], *, shard: int = 0) -> tuple[TensorSpe
 
 
 def with_digest(spec: TensorSpec, data: memoryview) -> TensorSpec:
+    """The spec with the digest of `data`."""
     return replace(spec, content_digest=content_digest(data))
 
 
