@@ -34,8 +34,9 @@ class WatchedProcess(Protocol):
     """What is needed of a `launch.server.ServerProcess`."""
 
     url: str
-    pid: int
 
+    @property
+    def pid(self) -> int: ...
     def alive(self) -> bool: ...
     def last_lines(self, n: int) -> Sequence[str]: ...
 
