@@ -33,8 +33,7 @@ def main(argv: list[str] | None = None) -> int:
             enforce_eager=args.enforce_eager,
             seed=args.seed,
             cpu_cores=args.cpu_cores,
-            engine_args=_collected(args.engine_arg),
-        )
+        ).with_engine_args(_collected(args.engine_arg))
         options = options_from(args, world_size=settings.tensor_parallel_size)
         from skyrl_arctic_inference.server import run  # imports gRPC; the errors above come at once
 
@@ -72,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         type=_key_value,
         metavar="KEY=JSON",
-        help="any other engine argument of vLLM, as its AsyncEngineArgs names it; may be repeated",
+        help="any engine argument under the name of vLLM's AsyncEngineArgs; wins over the flags; may be repeated",
     )
     add_server_options(parser)
     return parser

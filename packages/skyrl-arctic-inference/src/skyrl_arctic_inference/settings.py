@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,10 @@ FIXED = {
     "generation_config": "vllm",  # no sampling default from the model's files
     "worker_extension_cls": WORKER_EXTENSION,
 }
-OWN_FLAGS = {
-    "model": "--model", "dtype": "--dtype", "max_model_len": "--max-model-len", "max_num_seqs": "--max-num-seqs",
-    "gpu_memory_utilization": "--gpu-memory-utilization", "kv_cache_memory_bytes": "--kv-cache-gib",
-    "tensor_parallel_size": "--tensor-parallel-size", "enforce_eager": "--enforce-eager", "seed": "--seed",
+# vLLM's names of what has a flag here, and the type it must have; recipes give some of them as engine arguments.
+OWN = {
+    "dtype": str, "max_model_len": int, "max_num_seqs": int, "gpu_memory_utilization": float,
+    "tensor_parallel_size": int, "enforce_eager": bool, "seed": int,
 }  # fmt: skip
 
 
@@ -62,10 +63,22 @@ class ServeSettings:
             if not holds:
                 raise ValueError(f"{flag} is {value}, expected {expected}")
         for name in self.engine_args:
-            if name in OWN_FLAGS:
-                raise ValueError(f"--engine-arg {name}: it has a flag of its own, use {OWN_FLAGS[name]}")
+            if name == "model" or name in OWN:
+                raise ValueError(f"--engine-arg {name}: give it as --{name.replace('_', '-')}")
             if name in FIXED:
                 raise ValueError(f"--engine-arg {name}: the protocol needs it to be {FIXED[name]!r}, leave it out")
+
+    def with_engine_args(self, given: Mapping[str, Any]) -> ServeSettings:
+        """These settings with arguments under vLLM's names, which win over the flags. Raises ValueError for a type
+        that cannot be."""
+        own = {name: value for name, value in given.items() if name in OWN}
+        for name, value in own.items():
+            kind = OWN[name]
+            fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or value is not True)
+            if not fits:
+                raise ValueError(f"--engine-arg {name}={value!r}: expected a value of type {kind.__name__}")
+        other = {name: value for name, value in given.items() if name not in OWN}
+        return replace(self, **own, engine_args=self.engine_args | other)
 
     @property
     def is_eager(self) -> bool:
