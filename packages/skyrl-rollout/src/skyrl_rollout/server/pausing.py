@@ -57,7 +57,8 @@ class Pauser:
                 )
             aborted = await self.stop(mode, clear_cache=False, rejects_new_work=rejects_new_work)
             self.hold(str(uuid.uuid4()), lease_s, rejects_new_work=rejects_new_work)
-            return PauseReport(self._held or "", aborted, self._runs.frozen, self._state.weight_version)
+            frozen = 0 if mode == "abort" else self._runs.frozen
+            return PauseReport(self._held or "", aborted, frozen, self._state.weight_version)
 
     async def resume(self, pause_id: str) -> int:
         """Ends the pause and returns the version that serves. Raises UnknownPause for any other id."""
