@@ -104,9 +104,9 @@ def resolve(
     if isinstance(found, ModuleType):
         raise SystemExit(found.main() or 0)
     overrides.leaves.pop(tuple(OLDER_SPELLING.split(".")), None)
-    given = dict(parts or {})
-    root = given.pop("root_cls", SkyRLTrainConfig)
-    built = build(make_config(**combine_parts(given, found.config_parts), root_cls=root), overrides)
+    built = build(
+        make_config(**combine_parts(parts or {}, found.config_parts)), overrides, backends=installed()
+    )
     cfg = built.cfg.with_backend(found.name)
     keys = key_report.report(built, device_of(cfg))
     if found.report is not None:

@@ -28,11 +28,14 @@ class Built:
     mapped: Mapping[str, str] = field(default_factory=dict)
 
 
-def build(cls: type[SkyRLTrainConfig], overrides: Overrides) -> Built:
-    """ConfigError lists every unknown, refused or ill-typed key."""
+def build(cls: type[SkyRLTrainConfig], overrides: Overrides, *, backends: Sequence[str] = ()) -> Built:
+    """ConfigError lists every unknown, refused or ill-typed key.
+
+    `backends` are the names of installed backends: an unknown key with such a name in it is one of that backend's.
+    """
     problems: list[str] = []
     overrides, mapped = _translate_legacy(overrides, problems)
-    placed, unused = _place(cls, overrides, problems)
+    placed, unused = _place(cls, overrides, problems, backends)
     tree = _interpolated(cls, placed, problems)
     if problems:
         raise ConfigError(problems)
@@ -65,7 +68,7 @@ def _translate_legacy(overrides: Overrides, problems: list[str]) -> tuple[Overri
 
 
 def _place(
-    cls: type[SkyRLTrainConfig], overrides: Overrides, problems: list[str]
+    cls: type[SkyRLTrainConfig], overrides: Overrides, problems: list[str], backends: Sequence[str]
 ) -> tuple[dict[Path_, Written], dict[str, str]]:
     """Splits the keys into those of the schema and the public ones that it lacks; unknown ones become problems."""
     placed: dict[Path_, Written] = {}
@@ -79,7 +82,7 @@ def _place(
         elif written.value is not None and dotted in known_keys.RENAMED:
             problems.append(f"{dotted}: write {known_keys.RENAMED[dotted]} instead")
         elif (verdict := known_keys.verdict(path, written.value)) is None:
-            problems.append(_unknown(cls, path, written))
+            problems.append(_unknown(cls, path, written, backends))
         elif verdict[0] == "unused":
             unused[dotted] = verdict[1]
         else:
@@ -87,8 +90,11 @@ def _place(
     return placed, unused
 
 
-def _unknown(cls: type[ConfigPart], path: Path_, written: Written) -> str:
+def _unknown(cls: type[ConfigPart], path: Path_, written: Written, backends: Sequence[str]) -> str:
     dotted, where = ".".join(path), "" if written.text is not None else f" (in {written.source})"
+    owner = next((name for name in backends if name in path[:-1]), None)
+    if owner is not None:
+        return f"{dotted}: a key of another backend{where}: set trainer.backend={owner} too, or leave it out"
     found = schema.find(cls, path[:-1]) if len(path) > 1 else None
     if found is not None and found[0] == path[:-1] and schema.section_class(found[1]) is None:
         return f"{dotted}: unknown key{where}: {'.'.join(path[:-1])} is a value, not a section"

@@ -44,7 +44,7 @@ def make_config(
     for name, cls in sections.items():
         _require_subclass(cls, root_cls.model_fields[name].annotation, f"{name}_cls")
     if algorithm_cls is not None:
-        trainer = sections.get("trainer", root_cls.model_fields["trainer"].annotation)
+        trainer: Any = sections.get("trainer", root_cls.model_fields["trainer"].annotation)
         _require_subclass(algorithm_cls, trainer.model_fields["algorithm"].annotation, "algorithm_cls")
         sections["trainer"] = _replace(trainer, (("algorithm", algorithm_cls),))
     return _replace(root_cls, tuple(sections.items())) if sections else root_cls

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+# Least likeness of a name that is worth proposing.
+CLOSE = 0.75
+
 
 class ConfigError(ValueError):
     """One or more problems with keys, each a line that starts with the key's full path."""
@@ -17,13 +20,12 @@ class ConfigError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` most likely meant: its last word elsewhere in the tree, else the closest spelling."""
-    names = list(known)
-    last = name.rsplit(".", 1)[-1]
-    same_word = [n for n in names if n.rsplit(".", 1)[-1] == last]
-    pool = same_word or [n for n in names if n.rsplit(".", 1)[-1] in _close(last, names)] or names
-    found = difflib.get_close_matches(name, pool, n=1, cutoff=0.3 if same_word else 0.6)
-    return found[0] if found else None
+    """The known name that `name` most likely meant; None where nothing is close.
+
+    The last words count twice as much as the whole paths, which share their sections anyway.
+    """
+    score, found = max(((_likeness(name, other), other) for other in known), default=(0.0, None))
+    return found if score >= CLOSE else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -39,5 +41,7 @@ def listed(name: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(names)}" + (f"; did you mean {close[0]}?" if close else "")
 
 
-def _close(word: str, names: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(word, sorted({n.rsplit(".", 1)[-1] for n in names}), n=3, cutoff=0.75)
+def _likeness(name: str, other: str) -> float:
+    """0 to 1."""
+    words = difflib.SequenceMatcher(None, name.rsplit(".", 1)[-1], other.rsplit(".", 1)[-1]).ratio()
+    return (2 * words + difflib.SequenceMatcher(None, name, other).ratio()) / 3

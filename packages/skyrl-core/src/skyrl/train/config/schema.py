@@ -83,7 +83,7 @@ def declared_defaults(cls: type[ConfigPart]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, field in cls.model_fields.items():
         nested = section_class(field)
-        default = field.get_default(call_default_factory=nested is None)
+        default = field.get_default(call_default_factory=True)
         if nested is not None:
             out[name] = None if field.default_factory is None else declared_defaults(nested)
         else:
