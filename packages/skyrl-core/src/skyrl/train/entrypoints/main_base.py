@@ -227,9 +227,7 @@ def help_for(arguments: Sequence[str], parts: Mapping[str, type]) -> str:
     others = [a for a in arguments if a not in ("--help", "-h")]
     words = [a for a in others if "=" not in a and not a.startswith(("@", "-"))]
     plugin = backends.load_plugin(backends.backend_name_from_argv([a for a in others if a not in words]))
-    given = dict(parts)
-    root = given.pop("root_cls", SkyRLTrainConfig)
-    cls = make_config(**combine_parts(given, plugin.config_parts), root_cls=root)
+    cls = make_config(**combine_parts(parts, plugin.config_parts))
     program = "python -m skyrl.train.entrypoints.main_base"
     return render(cls, program=program, backends=", ".join(backends.installed()), word=words[0] if words else "")
 
