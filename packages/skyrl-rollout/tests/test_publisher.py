@@ -218,7 +218,7 @@ async def test_a_dead_target_is_named_within_the_timeout(pool, publisher):
             target_version=1,
             timeout_s=1,
         )
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 3
 
 
 async def test_a_slow_source_is_stopped_at_the_deadline_and_says_where(pool, publisher):

@@ -41,6 +41,13 @@ def test_a_killed_owner_leaves_a_segment_that_the_next_start_removes_and_a_livin
         assert in_use in shm.remove_stale()
 
 
+def test_an_owner_that_exits_without_closing_takes_its_segment_along():
+    script = OWNER.replace("time.sleep(60)", "sys.exit(3)")
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3 and done.stdout.startswith(shm.PREFIX)
+    assert not (shm.SHM_DIR / done.stdout.strip()).exists()
+
+
 def test_a_segment_is_private_to_its_user_and_gone_after_close():
     segment = shm.Segment(100)
     path = shm.SHM_DIR / segment.name

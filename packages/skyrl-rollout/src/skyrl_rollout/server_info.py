@@ -122,7 +122,15 @@ def _capabilities(pb: control_pb2.Capabilities) -> ServerCapabilities:
     names = {number: name for name, number in wire.PAUSE_MODES.items()}
     kv_names = {number: name for name, number in wire.KV_POLICIES.items()}
     extra_names = generation_pb2.Extra.DESCRIPTOR.values_by_number
-    flags = ("staged_updates", "lora", "delta", "per_token_versions", "stop_strings", "deterministic_seed", "score")
+    flags: tuple[str, ...] = (
+        "staged_updates",
+        "lora",
+        "delta",
+        "per_token_versions",
+        "stop_strings",
+        "deterministic_seed",
+        "score",
+    )
     flags += ("sleep", "reset_cache", "prompt_logprobs", "abort")
     return ServerCapabilities(
         logprob_modes=tuple(LogprobMode(m) for m in pb.logprob_modes if m in tuple(LogprobMode)),

@@ -13,7 +13,9 @@ from skyrl_rollout.weights.manifest import ITEM_BYTES, Manifest, TensorLayout, T
 TOKEN_DTYPE = np.dtype("<i4")
 LOGPROB_DTYPE = np.dtype("<f4")
 
-SCALAR_TYPES: dict[str, int] = {name: tensor_pb2.ScalarType.Value(f"SCALAR_TYPE_{name.upper()}") for name in ITEM_BYTES}
+SCALAR_TYPES: dict[str, tensor_pb2.ScalarType] = {
+    name: tensor_pb2.ScalarType.Value(f"SCALAR_TYPE_{name.upper()}") for name in ITEM_BYTES
+}
 DTYPE_NAMES = {number: name for name, number in SCALAR_TYPES.items()}
 
 PAUSE_MODES: dict[str, control_pb2.PauseMode] = {

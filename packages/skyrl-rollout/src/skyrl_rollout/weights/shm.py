@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import stat
+import weakref
 from functools import cache
 from pathlib import Path
 
@@ -49,13 +50,13 @@ class Segment:
             )
         self.nbytes = nbytes
         self.name = f"{PREFIX}.{_pid_namespace()}.{os.getpid()}.{_start_time(os.getpid())}.{secrets.token_hex(16)}"
-        self._owner_pid = os.getpid()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(SHM_DIR / self.name, flags, 0o600)
         try:
             # posix_fallocate takes the pages: another process cannot eat the room and turn a write into SIGBUS
             os.posix_fallocate(fd, 0, max(nbytes, 1))
             self._map = mmap.mmap(fd, max(nbytes, 1))
+            self._unlink = weakref.finalize(self, _unlink_own, self.name, os.getpid())  # also at exit
         except BaseException as error:
             os.unlink(SHM_DIR / self.name)
             if isinstance(error, OSError):
@@ -70,8 +71,7 @@ class Segment:
 
     def close(self) -> None:
         """Unlinks the name; readers that have it mapped keep their pages. A forked child leaves the name alone."""
-        if os.getpid() == self._owner_pid:
-            (SHM_DIR / self.name).unlink(missing_ok=True)
+        self._unlink()
         with contextlib.suppress(BufferError):  # someone still holds a view; the pages go when it does
             self._map.close()
 
@@ -117,6 +117,11 @@ def remove_stale() -> list[str]:
         except FileNotFoundError:
             pass  # another trainer removed it at the same moment
     return removed
+
+
+def _unlink_own(name: str, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:
+        (SHM_DIR / name).unlink(missing_ok=True)
 
 
 @cache
