@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from skyrl.train.backends import BackendPlugin
+from arctic_rl.config import ArcticSkyRLConfig
+from arctic_rl.entrypoint import PLUGIN
 from skyrl.train.policy import contract_suite as suite
 from skyrl.train.policy.plain_reference import PlainPolicy
-
-from arctic_rl.config import ArcticSkyRLConfig
-
-PLUGIN = BackendPlugin(name="arctic_rl", policy_factory="arctic_rl.policy.factory:build", environ_prefixes=("ARCTIC_",))
 
 
 class DeepSpeedContract(suite.PolicyContract):
@@ -188,7 +185,10 @@ def test_a_checkpoint_of_another_stage_or_model_says_what_differs(tmp_path: Path
     with TestZero2().group(model) as (group, _cfg), pytest.raises(ValueError, match="zero_stage=0"):
         group.load(saved)
     untied = suite.tiny_model(tmp_path / "untied", tied=False)
-    with DeepSpeedContract().group(untied) as (group, _cfg), pytest.raises(ValueError, match=re.escape("lm_head.weight")):
+    with (
+        DeepSpeedContract().group(untied) as (group, _cfg),
+        pytest.raises(ValueError, match=re.escape("lm_head.weight")),
+    ):
         group.load(saved)
 
 
