@@ -128,6 +128,8 @@ def _read_file(path: Path) -> Iterator[tuple[Path_, Written]]:
     if not isinstance(content, dict):
         raise ValueError(f"@{path}: expected keys and values, found a {type(content).__name__}")
     for name, value in content.items():
+        if not KEY.match(str(name)):
+            raise ValueError(f"@{path}: {name!r} is not a key; write keys and values, as in 'trainer: {{epochs: 3}}'")
         value = _beside(value, path.absolute().parent)
         yield tuple(str(name).split(".")), Written(value, None, f"@{path}")
 

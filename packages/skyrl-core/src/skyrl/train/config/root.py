@@ -73,15 +73,10 @@ def _below(tree: dict[str, Any], sections: list[str]) -> dict[str, Any]:
 
 def _derived_trainer(trainer: TrainerConfig, generator: GeneratorConfig) -> TrainerConfig:
     """Reference model, temperature and folders; external servers share no device with the trainer."""
-    values: dict[str, Any] = {
-        "resume_mode": trainer.resume_mode or "none",
-        "strategy": "fsdp",
-    }
-    for name, folder in (
-        ("ckpt_path", "ckpts"),
-        ("export_path", "exports"),
-        ("log_path", "logs"),
-    ):
+    values: dict[str, Any] = {"resume_mode": trainer.resume_mode or "none"}
+    if trainer.strategy == "fsdp2":
+        values["strategy"] = "fsdp"
+    for name, folder in (("ckpt_path", "ckpts"), ("export_path", "exports"), ("log_path", "logs")):
         path = getattr(trainer, name) or str(trainer.run_folder / folder)
         values[name] = path if "://" in path else os.path.abspath(os.path.expanduser(path))
     ref = trainer.ref

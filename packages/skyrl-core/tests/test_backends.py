@@ -1,0 +1,155 @@
+"""Which backend a run gets, and what it is told about the keys that the user set."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from skyrl.train import backends
+from skyrl.train.backends import BackendPlugin, KeyReport, backend_name_from_argv, load_plugin, resolve
+from skyrl.train.config import AlgorithmConfig, SkyRLTrainConfig, key, key_report
+from skyrl.train.config.problems import ConfigError
+
+PLUGIN_MODULE = """
+from skyrl.train.backends import BackendPlugin
+from skyrl.train.config import TrainerConfig, key
+
+class OwnTrainer(TrainerConfig):
+    own_knob: int = key(1, "A key of this backend.")
+
+PLUGIN = BackendPlugin(name="{name}", policy_factory="x:y", config_parts={{"trainer_cls": OwnTrainer}})
+"""
+
+
+@pytest.fixture
+def module_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Writes `<name>/entrypoint.py` where Python finds it."""
+
+    def write(name: str, source: str) -> None:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        (folder / "entrypoint.py").write_text(source)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield write
+    for module in [m for m in sys.modules if m.startswith("backend_of_a_test")]:
+        del sys.modules[module]
+
+
+def test_the_default_backend_is_fsdp() -> None:
+    assert backend_name_from_argv([]) == "fsdp"
+    assert load_plugin("fsdp").name == "fsdp"
+
+
+def test_unset_and_fsdp_are_the_same_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert resolve(["trainer.seed=1"])[0] == resolve(["trainer.seed=1", "trainer.backend=fsdp"])[0]
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["trainer.backend=some_name", "trainer.override_entrypoint=integrations.some_name.entrypoint",
+     "trainer.override_entrypoint=some_name"],
+)  # fmt: skip
+def test_the_older_spelling_names_the_same_backend(argument: str) -> None:
+    assert backend_name_from_argv(["trainer.epochs=3", argument]) == "some_name"
+
+
+def test_a_file_may_name_the_backend(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("trainer: {backend: some_name}")
+    assert backend_name_from_argv([f"@{tmp_path / 'run.yaml'}"]) == "some_name"
+
+
+def test_two_names_for_the_backend_are_refused() -> None:
+    with pytest.raises(ConfigError, match="name two backends"):
+        backend_name_from_argv(["trainer.backend=a", "trainer.override_entrypoint=b"])
+
+
+@pytest.mark.parametrize("name", ["fsdpp", "os.path", "not/a name"])
+def test_an_unknown_backend_lists_the_installed_ones(name: str) -> None:
+    with pytest.raises(ValueError, match=r"no such backend is installed; known: .*fsdp"):
+        load_plugin(name)
+
+
+def test_a_module_with_a_plugin_is_a_backend_with_keys_of_its_own(module_backend) -> None:
+    module_backend("backend_of_a_test_a", PLUGIN_MODULE.format(name="backend_of_a_test_a"))
+
+    class OwnAlgorithm(AlgorithmConfig):
+        own_buffer: int = key(0, "A key of the entrypoint.")
+
+    argv = ["trainer.backend=backend_of_a_test_a", "trainer.own_knob=3", "trainer.algorithm.own_buffer=4"]
+    cfg, plugin = resolve(argv, {"algorithm_cls": OwnAlgorithm}, announce=lambda line: None)
+    assert (cfg.trainer.own_knob, cfg.trainer.algorithm.own_buffer, plugin.name) == (3, 4, "backend_of_a_test_a")
+
+
+def test_a_module_with_only_main_is_handed_control(module_backend, capsys: pytest.CaptureFixture[str]) -> None:
+    module_backend("backend_of_a_test_b", "def main():\n    print('in control')\n    return 7\n")
+    with pytest.raises(SystemExit) as leaving:
+        resolve(["trainer.backend=backend_of_a_test_b", "a.key.of.its.own=1"])
+    assert leaving.value.code == 7
+    assert "in control" in capsys.readouterr().out
+
+
+def test_a_module_with_neither_is_refused(module_backend) -> None:
+    module_backend("backend_of_a_test_c", "")
+    with pytest.raises(ValueError, match="neither PLUGIN"):
+        load_plugin("backend_of_a_test_c")
+
+
+def test_an_import_error_inside_a_backend_is_not_taken_for_its_absence(module_backend) -> None:
+    module_backend("backend_of_a_test_d", "import a_module_that_is_not_there")
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        load_plugin("backend_of_a_test_d")
+
+
+RECIPE = [
+    "trainer.strategy=fsdp2", "trainer.flash_attn=true", "trainer.placement.colocate_all=true",
+    "generator.inference_engine.weight_sync_backend=nccl", "generator.inference_engine.gpu_memory_utilization=0.8",
+    "generator.inference_engine.run_engines_locally=true", "generator.inference_engine.num_engines=1",
+    "generator.batched=true", "generator.inference_engine.async_engine=true", "trainer.policy.optimizer_config.lr=1e-6",
+    "trainer.critic.optimizer_config.lr=1e-5", "trainer.device=cpu",
+]  # fmt: skip
+
+
+def test_the_usual_flags_of_a_recipe_are_each_accounted_for() -> None:
+    lines: list[str] = []
+    resolve(RECIPE, announce=lines.append)
+    assert lines[0] == "4 keys honoured, 6 mapped, 2 unused, 0 refused"
+    for argument in RECIPE:
+        assert any(argument.partition("=")[0] in line for line in lines[1:]), argument
+
+
+def test_keys_that_start_a_server_are_unused_where_servers_run_already() -> None:
+    lines: list[str] = []
+    resolve(
+        [
+            "generator.inference_engine.external_server_urls=grpc://h:1",
+            "generator.inference_engine.engine_init_kwargs.max_model_len=9",
+        ],
+        announce=lines.append,
+    )
+    assert any("unused: generator.inference_engine.engine_init_kwargs.max_model_len" in line for line in lines)
+
+
+def test_a_key_is_honoured_only_where_core_and_backend_say_so() -> None:
+    core = KeyReport(honoured=("a", "b"), unused={"c": "core"})
+    backend = KeyReport(honoured=("a", "c"), mapped={"b": "something"}, refused={"d": "leave it out"})
+    both = key_report.merged(core, backend)
+    assert both == KeyReport(("a",), {"b": "something"}, {"c": "core"}, {"d": "leave it out"})
+
+
+def test_what_a_backend_refuses_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = BackendPlugin(
+        "strict", "x:y", report=lambda cfg, keys: KeyReport(refused={"trainer.seed": "leave it out"})
+    )
+    monkeypatch.setattr(backends, "_find", lambda name: plugin)
+    with pytest.raises(ConfigError, match=r"trainer\.seed: leave it out"):
+        resolve(["trainer.seed=1"])
+
+
+def test_the_chosen_backend_stands_in_the_configuration(module_backend) -> None:
+    module_backend("backend_of_a_test_e", PLUGIN_MODULE.format(name="backend_of_a_test_e"))
+    cfg, _ = resolve(["trainer.override_entrypoint=backend_of_a_test_e"], announce=lambda line: None)
+    assert cfg.trainer.backend == "backend_of_a_test_e"
+    assert SkyRLTrainConfig().trainer.backend == "fsdp"

@@ -1,0 +1,97 @@
+"""Public keys that have no place here: listed where they cannot matter, refused where leaving them out would."""
+
+from __future__ import annotations
+
+import pytest
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.config.build import Built, build
+from skyrl.train.config.known_keys import public_defaults
+from skyrl.train.config.overrides import Overrides, Written, parse
+from skyrl.train.config.problems import ConfigError
+
+
+def built(*argv: str) -> Built:
+    return build(SkyRLTrainConfig, parse(argv))
+
+
+@pytest.mark.parametrize("key", [key for key, default in public_defaults().items() if default != "<required>"])
+def test_every_public_key_is_taken_with_its_public_default(key: str) -> None:
+    overrides = Overrides()
+    overrides.set(tuple(key.split(".")), Written(public_defaults()[key], None, "a test"))
+    result = build(SkyRLTrainConfig, overrides)
+    listed = {*result.unused, *result.mapped, *result.user_keys}
+    assert any(name == key or key.startswith(name) or name.startswith(key) for name in listed)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "trainer.policy.megatron_config.tensor_model_parallel_size=4",
+        "trainer.policy.megatron_config.optimizer_config_kwargs.any=1",
+        "trainer.critic.optimizer_config.lr=1e-5",
+        "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB=2.0",
+        "generator.inference_engine.router_init_kwargs.policy=x",
+        "trainer.policy.model.lora.alpha=32",
+    ],
+)
+def test_a_setting_of_something_that_is_not_here_is_listed(argument: str) -> None:
+    result = built(argument)
+    assert argument.partition("=")[0] in result.unused
+    assert not result.user_keys
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "trainer.algorithm.dynamic_sampling.type=filter",
+        "trainer.fully_async.enabled=true",
+        "trainer.policy.model.lora.rank=8",
+        "trainer.policy.sequence_parallel_size=2",
+        "generator.step_wise_trajectories=true",
+        "generator.inference_engine.expert_parallel_size=2",
+    ],
+)
+def test_a_key_that_would_change_the_training_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match="known key, not honoured by this version"):
+        built(argument)
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("trainer.algorithm.use_kl_in_reward=true", "trainer.algorithm.use_kl_loss=true"),
+        ("trainer.critic.model.path=x", "advantage_estimator=grpo"),
+        ("generator.num_inference_engines=2", "write generator.inference_engine.num_engines instead"),
+        ("generator.inference_engine.remote_urls=[x]", "external_server_urls"),
+        ("generator.inference_engine.enable_http_endpoint=true", "servers speak gRPC"),
+        ("generator.inference_engine.async_engine=false", "only true is supported"),
+        ("trainer.rope_scaling={type: x}", "hf_overrides.rope_parameters"),
+    ],
+)
+def test_a_key_with_a_successor_says_what_to_write(argument: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built(argument)
+    assert told in str(caught.value)
+
+
+def test_names_of_earlier_versions_are_renamed() -> None:
+    result = built(
+        "trainer.use_sample_packing=true",
+        "generator.inference_engine.async_engine=true",
+        "trainer.log_example_interval=4",
+        "trainer.strategy=fsdp2",
+    )
+    assert result.cfg.trainer.strategy == "fsdp"
+    assert result.mapped["trainer.use_sample_packing"] == "renamed to trainer.remove_microbatch_padding"
+    assert result.mapped["trainer.log_example_interval"] == "renamed to trainer.print_example_interval"
+    assert "generator.inference_engine.async_engine" in result.mapped
+
+
+def test_the_old_and_the_new_name_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        built("trainer.use_sample_packing=true", "trainer.remove_microbatch_padding=true")
+
+
+def test_a_key_of_another_backend_says_which() -> None:
+    with pytest.raises(ConfigError, match=r"set trainer\.backend=other_backend too"):
+        build(SkyRLTrainConfig, parse(["trainer.other_backend.x=1"]), backends=["other_backend"])

@@ -1,0 +1,126 @@
+"""Rules between keys, each with the message that it gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.config.build import build
+from skyrl.train.config.overrides import parse
+from skyrl.train.config.problems import ConfigError
+from skyrl.train.config.validation import validate
+
+
+def check(*argv: str) -> SkyRLTrainConfig:
+    cfg = build(SkyRLTrainConfig, parse(argv)).cfg
+    validate(cfg)
+    return cfg
+
+
+def test_the_defaults_break_no_rule() -> None:
+    check()
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (
+            "trainer.train_batch_size=4 trainer.policy_mini_batch_size=8",
+            "trainer.policy_mini_batch_size=8: more prompts than trainer.train_batch_size=4",
+        ),
+        (
+            "trainer.train_batch_size=10 trainer.policy_mini_batch_size=4",
+            (
+                "trainer.train_batch_size=10 must be a multiple of trainer.policy_mini_batch_size=4: set "
+                "the mini-batch to 2, or the batch to 8 or 12"
+            ),
+        ),
+        (
+            (
+                "trainer.train_batch_size=4 trainer.policy_mini_batch_size=2 generator.n_samples_per_prompt=2 "
+                "trainer.placement.policy_num_gpus_per_node=8"
+            ),
+            "must give each of the 8 policy workers",
+        ),
+        ("generator.max_input_length=100", "must equal trainer.max_prompt_length=512 where generator.max_turns=1"),
+        ("generator.max_input_length=100 generator.max_turns=2", "must be at least trainer.max_prompt_length=512"),
+        ("generator.sampling_params.logprobs=5", "expected null, 0 or 1"),
+        ("generator.sampling_params.temperature=0", "trainer.algorithm.temperature=0.0: expected more than 0"),
+        ("trainer.algorithm.advantage_estimator=grop", "known: grpo; did you mean grpo?"),
+        ("trainer.algorithm.policy_loss_type=dual", "did you mean dual_clip?"),
+        ("trainer.algorithm.loss_reduction=token_meen", "did you mean token_mean?"),
+        ("trainer.algorithm.kl_estimator_type=k9", "trainer.algorithm.kl_estimator_type=k9: known: abs, k1, k2, k3"),
+        ("trainer.algorithm.loss_reduction=seq_mean_token_sum_norm", "divides by trainer.algorithm.max_seq_len"),
+        ("trainer.logger=wanb", "did you mean wandb?"),
+        ("trainer.logger=wandb", "WANDB_API_KEY is not set"),
+        ("trainer.strategy=megatron", "write trainer.strategy=fsdp"),
+        ("trainer.placement.ref_num_gpus_per_node=2", "must equal the policy's 1 x 1"),
+        (
+            "generator.inference_engine.external_server_urls=http://host:8000",
+            "write grpc://host:8000 (the server's gRPC port)",
+        ),
+        ("generator.inference_engine.external_server_urls=host:8000", "write grpc://host:port"),
+        (
+            (
+                "generator.inference_engine.external_server_urls=unix:/s "
+                "generator.inference_engine.run_engines_locally=true"
+            ),
+            "run_engines_locally=true contradicts external_server_urls",
+        ),
+        (
+            "generator.inference_engine.external_server_urls=grpc://h:1 trainer.placement.colocate_all=true",
+            "trainer.placement.colocate_all=true contradicts",
+        ),
+        ("generator.inference_engine.run_engines_locally=false", "needs the servers to connect to"),
+        ("generator.inference_engine.weight_sync_backend=gloo", "known: auto, inline, nccl, shm"),
+        ("generator.inference_engine.distributed_executor_backend=x", "expected mp or ray"),
+        ("trainer.max_ckpts_to_keep=0", "expected -1 (keep all) or at least 1"),
+        ("trainer.resume_mode=from_path", "needs trainer.resume_path"),
+        ("trainer.resume_path=/x", "only read with trainer.resume_mode=from_path"),
+        ("trainer.resume_mode=from_path trainer.resume_path=/x", "expected a folder named global_step_N"),
+        ("trainer.resume_mode=from_path trainer.resume_path=/x/global_step_3", "no such folder"),
+        ("trainer.policy.model.path=/nope", "trainer.policy.model.path=/nope: no such folder"),
+    ],
+)
+def test_a_broken_rule_names_the_keys_and_what_to_do(argv: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(ConfigError) as caught:
+        check(*argv.split(" "))
+    assert told in str(caught.value)
+
+
+def test_a_folder_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        check(f"trainer.policy.model.path={tmp_path}")
+
+
+def test_urls_imply_that_nothing_is_started_or_shared() -> None:
+    cfg = check("generator.inference_engine.external_server_urls=grpc://h:1")
+    assert cfg.generator.inference_engine.external_server_urls == ("grpc://h:1",)
+    assert not cfg.generator.inference_engine.run_engines_locally
+    assert not cfg.trainer.placement.colocate_all
+
+
+@pytest.mark.parametrize(
+    ("argv", "read", "derived"),
+    [
+        ("trainer.policy.model.path=a/b", lambda c: c.trainer.ref.model.path, "a/b"),
+        ("generator.sampling_params.temperature=0.7", lambda c: c.trainer.algorithm.temperature, 0.7),
+        ("trainer.max_prompt_length=99", lambda c: c.generator.max_input_length, 99),
+        (
+            "generator.sampling_params.max_generate_length=77 generator.eval_sampling_params.top_p=0.5",
+            lambda c: c.generator.eval_sampling_params.max_generate_length,
+            77,
+        ),
+        (
+            "generator.eval_sampling_params.top_p=0.5",
+            lambda c: c.generator.eval_sampling_params.temperature,
+            0.0,
+        ),
+    ],
+)
+def test_what_is_unset_follows_the_key_that_it_belongs_to(argv: str, read: Any, derived: Any) -> None:
+    assert read(check(*argv.split(" "))) == derived
