@@ -23,7 +23,6 @@ from skyrl_rollout.v1 import (
     weights_pb2_grpc,
 )
 
-START_TIMEOUT_S = 30
 PROMPT = np.arange(1, 9, dtype="<i4")
 
 
@@ -53,11 +52,16 @@ def command(*flags: str, listen: str = "127.0.0.1:0") -> list[str]:
 
 @contextmanager
 def reference_server(*flags: str, listen: str = "127.0.0.1:0") -> Iterator[ReferenceProcess]:
-    """Starts a server and waits for its ready line; ends it and its group in any case."""
+    """A reference server that is ready."""
+    with server_process(command(*flags, listen=listen)) as process:
+        yield process
+
+
+@contextmanager
+def server_process(argv: list[str]) -> Iterator[ReferenceProcess]:
+    """Starts a server and waits for its ready line; ends it in any case."""
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command(*flags, listen=listen), stdout=subprocess.PIPE, text=True, env=env, start_new_session=True
-    )
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

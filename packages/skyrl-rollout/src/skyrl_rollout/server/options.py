@@ -22,7 +22,7 @@ class ServerOptions:
     max_chunk_bytes: int = 1 * MIB
     max_message_bytes: int = 32 * MIB
     request_retention_s: float = 120.0
-    retained_bytes: int = 64 * MIB
+    retained_bytes: int = 256 * MIB
     keepalive_min_interval_ms: int = 500
     wedged_after_s: float = 60.0
     world_size: int = 1

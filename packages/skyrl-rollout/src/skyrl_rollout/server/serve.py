@@ -27,6 +27,7 @@ from skyrl_rollout.v1 import control_pb2_grpc, generation_pb2_grpc, weights_pb2_
 
 logger = logging.getLogger(__name__)
 EXIT_FAILED = 1
+CLOSE_S = 30.0
 LAST_CALLS_S = 0.5  # for status and health watchers, which never end by themselves
 
 EngineFactory = Callable[[], Awaitable[Engine]]
@@ -60,7 +61,7 @@ async def serve(
     try:
         return await _serve(built, options, stopping, parent, began, startup_s or {})
     finally:
-        await built.close()
+        await _close(built)
         if parent is not None and parent.is_gone:
             kill_own_group()
 
@@ -176,6 +177,14 @@ async def _unless_stopped(building: Awaitable[Engine], stopping: asyncio.Future[
     with suppress(asyncio.CancelledError):
         await task
     return None
+
+
+async def _close(engine: Engine) -> None:
+    try:
+        await asyncio.wait_for(engine.close(), CLOSE_S)
+    except TimeoutError:
+        logger.error("the engine did not close within %.0f s: its processes are killed with this one", CLOSE_S)
+        kill_own_group()
 
 
 def _resolve_from_thread(loop: asyncio.AbstractEventLoop, future: asyncio.Future[str], reason: str) -> None:

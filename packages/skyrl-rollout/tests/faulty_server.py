@@ -1,0 +1,64 @@
+"""A server process over an engine that misbehaves: `python faulty_server.py FAULT`, a ready line, then the fault."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Iterator
+
+from skyrl_rollout.reference.engine import ReferenceEngine
+from skyrl_rollout.server import ServerOptions, serve
+from skyrl_rollout.server.engine import EngineRequest, SampleEnded, TokensMade
+from skyrl_rollout.weights.manifest import TensorLayout
+
+
+class FailsToLoad(ReferenceEngine):
+    async def load_weights(self, tensors: Iterator[tuple[TensorLayout, memoryview]]) -> None:
+        next(tensors)
+        raise RuntimeError("the worker died half way")
+
+
+class Raises(ReferenceEngine):
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokensMade | SampleEnded]:
+        async for item in super().generate(request):
+            yield item
+            raise RuntimeError("the worker died")
+
+
+class EndsSilently(ReferenceEngine):
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokensMade | SampleEnded]:
+        async for item in super().generate(request):
+            if isinstance(item, SampleEnded):
+                return
+            yield item
+
+
+class Refuses(ReferenceEngine):
+    def check(self, request: EngineRequest) -> None:
+        raise ValueError("min_p does not combine with drafts here: leave it 0")
+
+
+class Wedges(ReferenceEngine):
+    async def _step(self) -> None:
+        if self._steps > 5:
+            await asyncio.sleep(1000)
+        await super()._step()
+
+
+class DoesNotStart(ReferenceEngine):
+    def __init__(self, **fields: object) -> None:
+        raise OSError("there is no model here")
+
+
+FAULTS = {cls.__name__: cls for cls in (FailsToLoad, Raises, EndsSilently, Refuses, Wedges, DoesNotStart)}
+
+
+def main() -> int:
+    async def build() -> ReferenceEngine:
+        return FAULTS[sys.argv[1]](token_delay_s=0.005)
+
+    return asyncio.run(serve(build, ServerOptions("127.0.0.1:0", wedged_after_s=0.5, drain_grace_s=1)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""What callers see of an engine that fails: a reason on every stream, and health that tells."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2
+from raw_updates import commit, draft, staged, state, version
+from reference_process import Answer, RawCalls, ReferenceProcess, ask, raw_calls, refused, server_process
+from skyrl_rollout.v1 import control_pb2
+
+SCRIPT = str(Path(__file__).with_name("faulty_server.py"))
+
+
+def faulty(fault: str) -> AbstractContextManager[ReferenceProcess]:
+    return server_process([sys.executable, SCRIPT, fault])
+
+
+async def health(calls: RawCalls) -> int:
+    return (await calls.health.Check(health_pb2.HealthCheckRequest(), timeout=5)).status
+
+
+async def test_weights_that_fail_half_way_poison_the_server_and_say_so() -> None:
+    with faulty("FailsToLoad") as server:
+        async with raw_calls(server) as calls:
+            epoch = await calls.epoch()
+            running = asyncio.create_task(calls.generate(ask(4000)))
+            d = await staged(calls, epoch, draft(1))
+            error = await refused(commit(calls, epoch, d.update_id, 0))
+            assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "POISONED")
+            assert "the worker died half way" in error.message
+            assert (await running).reason() == "ABORTED"
+            assert await state(calls, d.update_id) == "FAILED"
+            assert (await calls.status()).state == control_pb2.ENGINE_STATE_POISONED
+            assert await health(calls) == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await version(calls) == 0
+            assert (await refused(calls.stream(ask(3)))).reason == "POISONED"
+            assert (await refused(staged(calls, epoch, draft(2)))).reason == "POISONED"
+        assert await asyncio.to_thread(server.stop) == 0
+
+
+async def test_an_engine_that_raises_ends_the_stream_with_its_tokens_and_its_words() -> None:
+    with faulty("Raises") as server:
+        async with raw_calls(server) as calls:
+            stream, answer = calls.stream(ask(200)), Answer()
+            error = await refused(read_all(stream, answer))
+    assert error.code is grpc.StatusCode.INTERNAL
+    assert "the worker died" in error.message
+    assert answer.started is not None
+
+
+async def test_an_engine_that_ends_without_a_reason_is_an_error() -> None:
+    with faulty("EndsSilently") as server:
+        async with raw_calls(server) as calls:
+            error = await refused(calls.stream(ask(20)))
+    assert "without saying why" in error.message
+
+
+async def test_what_an_engine_cannot_honour_is_refused_in_its_words() -> None:
+    with faulty("Refuses") as server:
+        async with raw_calls(server) as calls:
+            error = await refused(calls.stream(ask(20, sampling={"min_p": 0.1})))
+            assert (await calls.status()).waiting == 0
+    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "min_p does not combine" in error.message
+
+
+async def test_an_engine_that_stops_stepping_while_work_runs_is_not_healthy() -> None:
+    with faulty("Wedges") as server:
+        async with raw_calls(server) as calls:
+            watch = calls.health.Watch(health_pb2.HealthCheckRequest(), timeout=10)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            running = asyncio.create_task(calls.generate(ask(4000)))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            running.cancel()
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            watch.cancel()
+
+
+def test_an_engine_that_does_not_start_is_one_line_and_an_exit_code() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "DoesNotStart"], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (1, "error: there is no model here\n")
+
+
+async def read_all(stream: grpc.aio.UnaryStreamCall, answer: Answer) -> None:
+    async for m in stream:
+        answer.take(m)
