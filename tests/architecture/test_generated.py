@@ -3,6 +3,7 @@
 import re
 import tomllib
 
+import make_arithmetic_data
 import protogen
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -13,6 +14,12 @@ STUBS = ROOT / "packages/skyrl-rollout/src/skyrl_rollout/v1"
 
 def test_regenerating_the_stubs_changes_nothing() -> None:
     assert protogen.differences() == []
+
+
+def test_the_default_runs_data_is_what_its_tool_writes() -> None:
+    assert {path.name: path.read_text() for path in make_arithmetic_data.files()} == {
+        path.name: content for path, content in make_arithmetic_data.files().items()
+    }
 
 
 def test_stubs_lie_beside_each_other_and_say_that_they_are_generated() -> None:
