@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from skyrl.train.policy.contract_suite import PolicyContract
 from skyrl.train.policy.fsdp.plugin import PLUGIN
 

@@ -19,14 +19,16 @@ def token_logprobs(
         raise ValueError(f"temperature {temperature} has no logprobs to train on: it must be above 0")
     if logits_TV.shape[0] <= block:
         return _block(logits_TV, labels_T, temperature, with_entropy)
-    parts = []
+    logprobs: list[torch.Tensor] = []
+    entropies: list[torch.Tensor | None] = []
     for start in range(0, logits_TV.shape[0], block):
         cut = slice(start, start + block)
         arguments = (logits_TV[cut], labels_T[cut], temperature, with_entropy)
         recompute = torch.is_grad_enabled() and logits_TV.requires_grad
-        parts.append(checkpoint(_block, *arguments, use_reentrant=False) if recompute else _block(*arguments))
-    logprobs_T = torch.cat([p[0] for p in parts])
-    return logprobs_T, torch.cat([p[1] for p in parts]) if with_entropy else None
+        part = checkpoint(_block, *arguments, use_reentrant=False) if recompute else _block(*arguments)
+        logprobs.append(part[0])
+        entropies.append(part[1])
+    return torch.cat(logprobs), torch.cat([e for e in entropies if e is not None]) if with_entropy else None
 
 
 def _block(

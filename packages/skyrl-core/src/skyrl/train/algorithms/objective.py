@@ -30,7 +30,7 @@ def micro_loss(
     dtype = logprobs_T.dtype
     inputs = _loss_inputs(micro, logprobs_T)
     token_loss = POLICY_LOSSES.pick(algorithm.policy_loss_type)(inputs, algorithm)
-    policy_loss = (token_loss.loss_T * micro.loss_weights_T.to(dtype)).sum()
+    policy_loss = (token_loss.loss_T * micro.require("loss_weights_T").to(dtype)).sum()
     mean_weights_T = (micro.loss_mask_T.double() / max(num_tokens, 1.0)).to(dtype)
     loss, shares = policy_loss, {"policy_loss": policy_loss}
     if algorithm.use_kl_loss:
@@ -49,21 +49,21 @@ def micro_loss(
 
 def _kl(micro: TrajectoryBatch, logprobs_T: torch.Tensor, algorithm: Any) -> torch.Tensor:
     """Mean over sequences of each one's mean KL over trained tokens, whatever `loss_reduction` is."""
-    if micro.ref_logprobs_T is None:
-        raise ValueError("trainer.algorithm.use_kl_loss needs the reference's logprobs (ref_logprobs_T) in the batch")
     kl_T = token_kl(
-        logprobs_T, micro.ref_logprobs_T.to(logprobs_T.dtype), micro.loss_mask_T, estimator=algorithm.kl_estimator_type
+        logprobs_T,
+        micro.require("ref_logprobs_T").to(logprobs_T.dtype),
+        micro.loss_mask_T,
+        estimator=algorithm.kl_estimator_type,
     )
-    return (kl_T * micro.kl_weights_T.to(logprobs_T.dtype)).sum()
+    return (kl_T * micro.require("kl_weights_T").to(logprobs_T.dtype)).sum()
 
 
 def _loss_inputs(micro: TrajectoryBatch, logprobs_T: torch.Tensor) -> LossInputs:
-    assert micro.old_logprobs_T is not None and micro.advantages_T is not None, "score and estimate before an update"
     dtype = logprobs_T.dtype
     return LossInputs(
         logprobs_T=logprobs_T,
-        old_logprobs_T=micro.old_logprobs_T.to(dtype),
-        advantages_T=micro.advantages_T.to(dtype),
+        old_logprobs_T=micro.require("old_logprobs_T").to(dtype),
+        advantages_T=micro.require("advantages_T").to(dtype),
         loss_mask_T=micro.loss_mask_T,
         segment_ids_T=micro.segment_ids_T,
         group_ids_T=micro.group_ids_T,

@@ -19,6 +19,12 @@ RESPONSE_FIELDS = (
     "values_T", "advantages_T", "returns_T", "loss_weights_T", "kl_weights_T",
 )  # fmt: skip
 
+NEEDED_FOR = {
+    "old_logprobs_T": "the policy scores it before an update",
+    "ref_logprobs_T": "trainer.algorithm.use_kl_loss needs the reference to score it before an update",
+    "advantages_T": "estimate the advantages before an update",
+}
+
 
 @dataclass(frozen=True)
 class TrajectoryBatch:
@@ -69,6 +75,13 @@ class TrajectoryBatch:
             starts, self.response_lens_S
         )
 
+    def require(self, name: str) -> torch.Tensor:
+        """The optional tensor of that name. ValueError when the batch does not have it yet."""
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(f"the batch has no {name}: {NEEDED_FOR.get(name, 'fill it first')}")
+        return value
+
     def with_tensors(self, **response_tensors: torch.Tensor) -> TrajectoryBatch:
         return replace(self, **response_tensors)
 
@@ -86,7 +99,7 @@ class TrajectoryBatch:
         index = torch.as_tensor(sequences, dtype=torch.int64)
         tokens = _ranges(self.seq_lens_S, index)
         response = _ranges(self.response_lens_S, index)
-        out = {
+        out: dict[str, Any] = {
             "token_ids_N": self.token_ids_N[tokens],
             "seq_lens_S": self.seq_lens_S[index],
             "prompt_lens_S": self.prompt_lens_S[index],
@@ -100,7 +113,7 @@ class TrajectoryBatch:
     @staticmethod
     def concat(batches: Sequence[TrajectoryBatch]) -> TrajectoryBatch:
         """One batch of all sequences, in order. A field must be set in all batches or in none."""
-        out = {}
+        out: dict[str, Any] = {}
         for f in fields(TrajectoryBatch):
             values = [getattr(b, f.name) for b in batches]
             out[f.name] = None if values[0] is None else torch.cat(values)

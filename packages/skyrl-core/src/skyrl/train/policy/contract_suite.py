@@ -104,7 +104,7 @@ class PolicyContract:
 
     def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(self, tmp_path: Path) -> None:
         model, batch = tiny_model(tmp_path), scored(random_minibatch(7))
-        broken = batch.with_tensors(advantages_T=torch.full_like(batch.advantages_T, math.inf))
+        broken = batch.with_tensors(advantages_T=torch.full_like(batch.loss_mask_T, math.inf))
         with self.group(model, micro=4, warmup=3) as (group, cfg):
             group.update(batch, spec(cfg))
             before = group.weights()
@@ -141,13 +141,13 @@ class PolicyContract:
         assert resumed == straight
 
     def test_loading_from_a_folder_without_a_checkpoint_names_the_missing_file(self, tmp_path: Path) -> None:
+        message = ""
         with self.group(tiny_model(tmp_path / "model")) as (group, _cfg):
             try:
                 group.load(tmp_path / "nothing")
             except ValueError as error:
-                assert str(tmp_path / "nothing") in str(error)
-            else:
-                raise AssertionError("loading from an empty folder must fail")
+                message = str(error)
+        assert str(tmp_path / "nothing") in message
 
     def test_exported_weights_have_the_names_shapes_and_values_of_the_checkpoint(self, tmp_path: Path) -> None:
         for tied in (True, False):
@@ -286,14 +286,17 @@ def scored(batch: TrajectoryBatch) -> TrajectoryBatch:
 
 
 def spec(cfg: Any) -> LossSpec:
+    """The configured loss at the suite's temperature."""
     return LossSpec(algorithm=cfg.trainer.algorithm, temperature=TEMPERATURE)
 
 
 def largest_gap(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    """max |ours - expected|, in float64."""
     return float((ours.double() - expected.double()).abs().max())
 
 
 def assert_same_gradients(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
+    """Equal names, and values within `tolerance` times the largest gradient of all."""
     assert set(ours) == set(expected)
     largest = max(float(g.abs().max()) for g in expected.values())
     gaps = {name: largest_gap(ours[name], g) / largest for name, g in expected.items()}
@@ -302,6 +305,7 @@ def assert_same_gradients(ours: dict[str, torch.Tensor], expected: dict[str, tor
 
 
 def assert_identical(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Equal names, and values bit for bit."""
     assert set(ours) == set(expected)
     different = [name for name, tensor in expected.items() if not torch.equal(ours[name], tensor)]
     assert not different, f"differ: {different}"

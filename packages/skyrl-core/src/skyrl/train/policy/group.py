@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from skyrl_rollout.weights.manifest import TensorLayout
+from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 from skyrl.train.backends import BackendPlugin
 from skyrl.train.policy.batch import TrajectoryBatch
@@ -16,8 +18,6 @@ from skyrl.train.policy.publishing import cast_layouts
 from skyrl.train.policy.sharding import MicroLimits, balance, num_micro_batches
 from skyrl.train.policy.worker import forward_limits, train_limits
 from skyrl.train.policy.workers import LocalWorkers, Workers
-from skyrl_rollout.weights.manifest import TensorLayout
-from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 
 class PolicyGroup:

@@ -11,12 +11,12 @@ from skyrl.train.policy.contract import Normalisers
 
 
 def prepare(minibatch: TrajectoryBatch, algorithm: Any, *, world_size: int) -> tuple[TrajectoryBatch, Normalisers]:
-    """The mini-batch with `loss_weights_T` and `kl_weights_T`, and its counts. ValueError when it has no advantages or
-    old logprobs."""
-    missing = [n for n in ("old_logprobs_T", "advantages_T") if getattr(minibatch, n) is None]
-    if missing:
-        raise ValueError(f"the mini-batch has no {' and no '.join(missing)}: score and estimate it before an update")
-    advantages_T = minibatch.advantages_T
+    """The mini-batch with `loss_weights_T` and `kl_weights_T`, and its counts. ValueError when a tensor that
+    the loss needs is missing."""
+    minibatch.require("old_logprobs_T")
+    if algorithm.use_kl_loss:
+        minibatch.require("ref_logprobs_T")
+    advantages_T = minibatch.require("advantages_T")
     if algorithm.advantage_batch_normalize:
         advantages_T = normalise(advantages_T, minibatch.loss_mask_T)
     prepared = minibatch.with_tensors(

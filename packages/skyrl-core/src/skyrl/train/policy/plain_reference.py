@@ -67,14 +67,15 @@ class PlainPolicy:
         share = _token_shares(batch, algorithm.loss_reduction)
         kl_share = _token_shares(batch, "sequence_mean")
         num_tokens = float(batch.loss_mask_T.sum())
+        old_T, advantages_T = batch.require("old_logprobs_T").double(), batch.require("advantages_T").double()
         total = torch.zeros((), dtype=torch.float64)
         for t in range(logprobs_T.numel()):
             if batch.loss_mask_T[t] == 0:
                 continue
-            ratio = torch.exp(logprobs_T[t] - batch.old_logprobs_T[t].double())
-            total = total + share[t] * _surrogate(ratio, float(batch.advantages_T[t]), algorithm)
+            ratio = torch.exp(logprobs_T[t] - old_T[t])
+            total = total + share[t] * _surrogate(ratio, float(advantages_T[t]), algorithm)
             if algorithm.use_kl_loss:
-                gap = batch.ref_logprobs_T[t].double() - logprobs_T[t]
+                gap = batch.require("ref_logprobs_T")[t].double() - logprobs_T[t]
                 total = total + algorithm.kl_loss_coef * kl_share[t] * (torch.exp(gap) - 1 - gap).clamp(max=10)
             if algorithm.use_entropy_loss:
                 total = total - algorithm.entropy_loss_coef * entropy_T[t] / num_tokens

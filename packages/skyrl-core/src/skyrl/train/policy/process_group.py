@@ -45,6 +45,7 @@ def join_alone(cfg: Any) -> WorkerPlace:
 
 
 def leave_alone() -> None:
+    """Ends the process group when the last group in this process leaves it."""
     global _users_in_process
     _users_in_process -= 1
     if _users_in_process == 0 and dist.is_initialized():

@@ -8,7 +8,6 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-
 from skyrl_rollout.weights.manifest import TensorLayout
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget, WeightPublisher
 
@@ -90,4 +89,4 @@ def as_bytes(
     dtypes = {t.name: TORCH_DTYPES[t.dtype] for t in layout}
     for name, tensor in tensors:
         flat = tensor.detach().to(dtypes[name]).contiguous().view(-1)
-        yield name, memoryview(flat.view(torch.uint8).numpy())
+        yield name, flat.view(torch.uint8).numpy().data

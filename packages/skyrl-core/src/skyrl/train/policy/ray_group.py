@@ -18,13 +18,13 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from skyrl_rollout.errors import RolloutError
 
 from skyrl.train.algorithms import tables
 from skyrl.train.backends import BackendPlugin
 from skyrl.train.policy.contract import Role
 from skyrl.train.policy.process_group import join_others, resolve_device, worker_environ
 from skyrl.train.policy.worker import PolicyWorker
-from skyrl_rollout.errors import RolloutError
 
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 3600.0
@@ -44,9 +44,8 @@ class RankProcess:
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
-        context = ray.get_runtime_context()
-        stem = f"worker-{context.get_worker_id()}-*-{os.getpid()}"
-        return {"address": ray.util.get_node_ip_address(), "pid": os.getpid(), "port": port, "log": stem}
+        outputs = [os.readlink(f"/proc/self/fd/{stream}") for stream in (1, 2)]
+        return {"address": ray.util.get_node_ip_address(), "pid": os.getpid(), "port": port, "outputs": outputs}
 
     def build(self, cfg: Any, factory: str, role: Role, total_steps: int, rank: dict[str, Any], added: Any) -> None:
         tables.install(added)
@@ -127,7 +126,7 @@ class RayWorkers:
             raise WorkerDied(
                 f"{self._role} rank {rank} of {self.world_size} (pid {where.get('pid', '?')} on "
                 f"{where.get('address', 'a node that never answered')}) died while asked to {what}: {error}\n"
-                f"{last_lines(where.get('log'))}"
+                f"{last_lines(where.get('outputs', []))}"
             ) from error
 
 
@@ -200,15 +199,13 @@ def start_ray(cfg: Any) -> None:
 
 
 def uses_reference(cfg: Any) -> bool:
+    """Whether the run has reference workers beside the policy's."""
     return cfg.trainer.algorithm.use_kl_loss
 
 
-def last_lines(log_stem: str | None) -> str:
-    """The end of what a worker on this machine wrote, both streams; says so when there is nothing."""
-    if log_stem is None:
-        return "(it had not reported where it logs)"
-    folder = Path(ray._private.worker._global_node.get_logs_dir_path()) if ray._private.worker._global_node else Path()
-    texts = [path.read_text(errors="replace").splitlines() for path in sorted(folder.glob(f"{log_stem}.*"))]
+def last_lines(outputs: Sequence[str]) -> str:
+    """The end of what a worker wrote to these files; says so when they are not on this machine."""
+    texts = [Path(path).read_text(errors="replace").splitlines() for path in outputs if Path(path).is_file()]
     lines = [line for text in texts for line in text[-LAST_LOG_LINES:] if not line.startswith(":")]
     return "its last lines:\n  " + "\n  ".join(lines) if lines else "(it left no output on this machine)"
 

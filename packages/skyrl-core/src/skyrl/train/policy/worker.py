@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from skyrl_rollout.weights.manifest import TensorLayout
+from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 from skyrl.train.algorithms.objective import micro_loss
 from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.contract import LossSpec, Normalisers, PolicyBackend, Role, WorkerPlace
 from skyrl.train.policy.publishing import Publisher, tensor_layouts
 from skyrl.train.policy.sharding import MicroLimits, micro_batches
-from skyrl_rollout.weights.manifest import TensorLayout
-from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 
 class PolicyWorker:
@@ -36,10 +36,10 @@ class PolicyWorker:
         parts, order = [], []
         for index, micro in self._micros(shard, self._forward_limits, num_micro):
             logprobs_T, _ = self.backend.token_logprobs(micro, temperature=temperature, with_entropy=False, grad=False)
-            if index is not None:
+            if index is not None and shard is not None:
                 parts.append(logprobs_T.detach().cpu())
                 order.append(shard.response_index(index))
-        if not parts:
+        if shard is None or not parts:
             return torch.zeros(0)
         out = torch.empty(shard.loss_mask_T.numel(), dtype=parts[0].dtype)
         out[torch.cat(order)] = torch.cat(parts)
@@ -139,6 +139,7 @@ class PolicyWorker:
         cuts = [] if shard is None else micro_batches(shard.seq_lens_S, limits)
         assert len(cuts) <= num_micro, f"rank {self.place.rank} has {len(cuts)} micro-batches, was told {num_micro}"
         for index in cuts:
+            assert shard is not None
             yield index, shard.select(index).to(self.place.device)
         for _ in range(num_micro - len(cuts)):
             yield None, nothing().to(self.place.device)
@@ -160,10 +161,12 @@ def nothing() -> TrajectoryBatch:
 
 
 def train_limits(cfg: Any) -> MicroLimits:
+    """Of a micro-batch with a backward pass."""
     return MicroLimits(cfg.trainer.micro_train_batch_size_per_gpu, cfg.trainer.max_tokens_per_microbatch)
 
 
 def forward_limits(cfg: Any) -> MicroLimits:
+    """Of a micro-batch that is only scored."""
     return MicroLimits(cfg.trainer.micro_forward_batch_size_per_gpu, cfg.trainer.max_tokens_per_microbatch)
 
 

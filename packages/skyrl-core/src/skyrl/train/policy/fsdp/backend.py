@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -29,13 +31,13 @@ class FsdpBackend:
         self._head = HeadSelection(model.get_output_embeddings())
         self._block = cfg.trainer.logprobs_chunk_size
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer: AdamW | None = None
+        self._schedule: LRScheduler | None = None
         if role == "policy":
             self._max_grad_norm = cfg.trainer.policy.optimizer_config.max_grad_norm
             self._optimizer, self._schedule = build_optimizer(
                 self._parameters, cfg.trainer.policy.optimizer_config, total_steps=total_steps
             )
-        else:
-            self._optimizer = self._schedule = None
 
     def token_logprobs(
         self, micro: TrajectoryBatch, *, temperature: float, with_entropy: bool, grad: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ KINDS = ("model", "optim", "extra_state")
 
 
 def file_of(folder: Path, kind: str, place: WorkerPlace) -> Path:
+    """Where this rank keeps that kind of state."""
     return folder / f"{kind}_world_size_{place.world_size}_rank_{place.rank}.pt"
 
 
@@ -57,15 +59,14 @@ def load(folder: Path, place: WorkerPlace, model: nn.Module, optimizer: Optimize
 
 
 def read(folder: Path, kind: str, place: WorkerPlace) -> Any:
+    """What this rank saved. ValueError names a file that is missing or damaged."""
     path = file_of(folder, kind, place)
     if not path.is_file():
         others = sorted(p.name for p in folder.glob(f"{kind}_world_size_*")) if folder.is_dir() else []
         raise ValueError(f"{path} is missing (found: {others or 'none'}): resume with as many workers as saved it")
-    try:
-        # random_state() holds tuples and numpy arrays, so the safe unpickler does not do
-        return torch.load(path, map_location="cpu", weights_only=False)
-    except (RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is damaged ({error}): resume from another checkpoint") from error
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is damaged: resume from another checkpoint")
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def unique_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -80,13 +81,18 @@ def unique_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    """Of torch, numpy, Python and the device, as tensors and numbers, which the safe unpickler reads."""
+    kind, words, *rest = np.random.get_state(legacy=True)
+    numpy_state = (kind, torch.from_numpy(np.asarray(words, np.int64)), *rest)
+    state = {"torch": torch.get_rng_state(), "numpy": numpy_state, "python": random.getstate()}
     return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Restores what `random_state` returned."""
     torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])
+    kind, words, *rest = state["numpy"]
+    np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
@@ -94,7 +100,7 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 def _local(value: Any) -> Any:
     if isinstance(value, DTensor):
-        return value.detach().to_local()
+        return value.to_local().detach()
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,6 @@ def widen_norms(model: nn.Module) -> None:
             module.forward = MethodType(_rms_norm, module)
 
 
-def _rms_norm(module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+def _rms_norm(module: Any, hidden: torch.Tensor) -> torch.Tensor:
     mean_square = hidden.square().mean(-1, keepdim=True)
     return module.weight * (hidden * torch.rsqrt(mean_square + module.variance_epsilon))

@@ -11,12 +11,14 @@ MAPPED = {
     "trainer.flash_attn": "torch's scaled_dot_product_attention, which picks the flash kernel on CUDA",
 }
 UNUSED = {
+    "trainer.policy.optimizer_config.offload_after_step": (
+        "the optimizer stays on its device: a server there keeps to gpu_memory_utilization of it"
+    ),
     "trainer.policy.fsdp_config.mixed_precision.buffer_dtype": "FSDP2 leaves buffers in the dtype they were built in",
     "trainer.ref.fsdp_config.mixed_precision.buffer_dtype": "FSDP2 leaves buffers in the dtype they were built in",
 }
 UNUSED_ON_CPU = {
     "trainer.bf16": "bfloat16 is emulated on CPU, ten times slower and less exact: weights and compute are float32",
-    "trainer.policy.optimizer_config.offload_after_step": "there is no accelerator to move the optimizer off",
 }
 
 

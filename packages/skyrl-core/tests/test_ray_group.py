@@ -1,0 +1,74 @@
+"""Policy workers under Ray: what they are given, and what is said when one dies."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from skyrl.train.algorithms.policy_losses import TokenLoss, register_policy_loss
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.policy.contract_suite import random_minibatch, scored, spec, tiny_model
+from skyrl.train.policy.fsdp.plugin import PLUGIN
+from skyrl.train.policy.group import PolicyGroup
+from skyrl_rollout.reference.process import ReferenceServer
+from test_publishing import published
+
+pytestmark = pytest.mark.ci
+
+ENVIRON = replace(PLUGIN, environ_prefixes=("PROBE_",), worker_environ=lambda cfg: {"PROBE_A": "1", "PROBE_B": "2"})
+
+
+@pytest.fixture
+def two_ranks(tmp_path, monkeypatch):
+    """(config, start): two workers whose loss is `loss_name`."""
+    monkeypatch.setenv("PROBE_B", "20")
+    started = []
+
+    def start(loss_name):
+        trainer = {
+            "device": "cpu",
+            "policy": {"model": {"path": str(tiny_model(tmp_path / "model"))}},
+            "placement": {"policy_num_gpus_per_node": 2},
+            "algorithm": {"policy_loss_type": loss_name, "use_kl_loss": False},
+        }
+        cfg = SkyRLTrainConfig.model_validate({"trainer": trainer})
+        started.append(PolicyGroup.create(cfg, ENVIRON, "policy", total_steps=1))
+        return cfg, started[-1]
+
+    yield start
+    for group in started:
+        group.close()
+
+
+async def test_workers_have_a_users_loss_and_the_variables_and_publish_their_weights(two_ranks, tmp_path):
+    def probing_loss(inputs, algorithm):
+        found = float(os.environ["PROBE_A"]) + float(os.environ["PROBE_B"])
+        return TokenLoss(-inputs.logprobs_T, {"probe": torch.full_like(inputs.logprobs_T, found)})
+
+    register_policy_loss("probing", probing_loss)
+    cfg, group = two_ranks("probing")
+    metrics = group.update(scored(random_minibatch(1)), spec(cfg))
+    assert metrics["policy/loss_metrics/probe"] == pytest.approx(21.0, abs=1e-4)
+    with ReferenceServer("--model", str(tmp_path / "model")) as server:
+        assert (await published(server.url, group, version=1))[1] == 1
+
+
+def test_a_worker_that_dies_is_named_with_its_last_lines(two_ranks):
+    def deadly_loss(inputs, algorithm):
+        if os.environ["RANK"] == "1":
+            print("out of patience", flush=True)
+            os._exit(3)
+        return TokenLoss(-inputs.logprobs_T)
+
+    register_policy_loss("deadly", deadly_loss)
+    cfg, group = two_ranks("deadly")
+    with pytest.raises(RuntimeError, match=r"(?s)policy rank 1 of 2 \(pid \d+ on .*\) died.*out of patience"):
+        group.update(scored(random_minibatch(2)), spec(cfg))
+
+
+def test_what_the_user_did_wrong_arrives_as_the_workers_error(two_ranks):
+    cfg, group = two_ranks("regularr")
+    with pytest.raises(ValueError, match="policy_loss_type='regularr' is unknown.*nearest: regular"):
+        group.update(scored(random_minibatch(3)), spec(cfg))
