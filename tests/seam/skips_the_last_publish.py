@@ -1,8 +1,8 @@
 """A user's entrypoint with a planted fault: the weights of the last step are never published."""
 
-import sys
+from typing import Any
 
-from skyrl.train.entrypoints.main_base import BasePPOExp, run_experiment
+from skyrl.train.entrypoints.main_base import BasePPOExp, main
 from skyrl.train.trainer import RayPPOTrainer
 
 
@@ -13,8 +13,9 @@ class SkipsTheLastPublish(RayPPOTrainer):
 
 
 class Experiment(BasePPOExp):
-    trainer_cls = SkipsTheLastPublish
+    def get_trainer(self, **parts: Any) -> SkipsTheLastPublish:
+        return SkipsTheLastPublish(self.cfg, **parts)
 
 
 if __name__ == "__main__":
-    sys.exit(run_experiment(Experiment, sys.argv[1:]))
+    main(exp_cls=Experiment)

@@ -29,7 +29,7 @@ def exported(run: TrainingRun, step: int) -> dict[str, torch.Tensor]:
 
 def five_steps(folder: Path, *overrides: str) -> TrainingRun:
     """Rollouts of the reference server do not depend on the weights: equal seeds give equal tokens."""
-    with ReferenceServer(model=TINY_MODEL) as server:
+    with ReferenceServer("--model", str(TINY_MODEL)) as server:
         run = TrainingRun(
             folder, *FIVE_STEPS, f"generator.inference_engine.external_server_urls=[{server.url}]", *overrides
         )

@@ -115,7 +115,7 @@ def test_a_skipped_publish_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_only_the_url_changes(tmp_path: Path) -> None:
     steps = ("trainer.max_training_steps=2", "trainer.eval_interval=-1", "trainer.eval_before_train=false")
-    with VllmServer(tmp_path / "server.log") as vllm, ReferenceServer(model=TINY_MODEL) as reference:
+    with VllmServer(tmp_path / "server.log") as vllm, ReferenceServer("--model", str(TINY_MODEL)) as reference:
         for name, url in (("vllm", vllm.url), ("reference", reference.url)):
             run = TrainingRun(
                 tmp_path / name, *steps, f"generator.inference_engine.external_server_urls=[{url}]"

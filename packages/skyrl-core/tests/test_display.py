@@ -41,7 +41,7 @@ def test_the_closing_screen_has_the_public_columns_and_the_last_step(capsys: pyt
 def test_the_text_curve_rises_with_the_values() -> None:
     line = spark_line([0.0, 0.5, 1.0])
     assert line[0] < line[1] < line[2]
-    assert len(spark_line([0.1] * 500)) == 60
+    assert len(spark_line([0.1] * 500)) == 50
     assert spark_line([]) == ""
 
 

@@ -41,7 +41,7 @@ def closing_table(rows: Sequence[StepRow], n_samples: int) -> Table:
     return table
 
 
-def spark_line(values: Sequence[float], width: int = 60) -> str:
+def spark_line(values: Sequence[float], width: int = 50) -> str:
     """The values as one row of block characters, each the mean of an equal share, scaled from 0 (or the least) up."""
     if not values:
         return ""

@@ -77,7 +77,7 @@ class Progress:
             self._seconds_per_step = seconds if mean is None else mean + (seconds - mean) / min(done, 20)
             self._step, self._reward = step, reward
         if self._enabled and self._live is None:
-            self._print()
+            self._print(self.position())
 
     def note(self, text: str) -> None:
         """One line above the live line."""
@@ -85,7 +85,8 @@ class Progress:
             self._console.print(text, markup=False, highlight=False)
             self._last_print = time.monotonic()
 
-    def line(self) -> str:
+    def position(self) -> str:
+        """Step, reward, speed and ETA."""
         with self._lock:
             parts = [f"step {self._step}/{self._total}"]
             if self._reward is not None:
@@ -93,18 +94,24 @@ class Progress:
             if self._seconds_per_step is not None:
                 left_s = (self._total - self._step) * self._seconds_per_step
                 parts += [f"{self._seconds_per_step:.2f} s/it", f"ETA {clock(left_s)}"]
-            waited_s = time.monotonic() - self._waiting_since
-            parts.append(f"waiting for {self._waiting}" + (f" ({waited_s:.0f} s)" if waited_s >= 2 else ""))
         return " | ".join(parts)
 
-    def _print(self) -> None:
+    def line(self) -> str:
+        """The position, and what is waited for."""
+        position = self.position()
+        with self._lock:
+            waited_s = time.monotonic() - self._waiting_since
+            since = f" ({waited_s:.0f} s)" if waited_s >= 2 else ""
+            return f"{position} | waiting for {self._waiting}{since}"
+
+    def _print(self, line: str) -> None:
         self._last_print = time.monotonic()
-        print(self.line(), flush=True)
+        print(line, flush=True)
 
     def _tick(self) -> None:
         while not self._closed.wait(1.0):
             if time.monotonic() - self._last_print > QUIET_S:
-                self._print()
+                self._print(self.line())
 
 
 def clock(seconds: float) -> str:
