@@ -1,0 +1,1 @@
+"""Which prompts a run sees, and in which order."""

@@ -1,0 +1,1 @@
+"""How prompts become scored trajectories, and what is measured on them."""
