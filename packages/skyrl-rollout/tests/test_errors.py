@@ -6,8 +6,10 @@ import grpc
 import pytest
 from skyrl_rollout import errors
 
+CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and c.__base__ is errors.RolloutError]
 
-@pytest.mark.parametrize("cls", errors.RolloutError.__subclasses__(), ids=lambda c: c.__name__)
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_every_error_comes_back_as_what_it_was(cls: type[errors.RolloutError]) -> None:
     sent = cls("why", details={"a": "b"}, violations=[("field", "text")], retry_after_s=1.5)
     got = errors.from_status(errors.to_status(sent))
@@ -17,7 +19,7 @@ def test_every_error_comes_back_as_what_it_was(cls: type[errors.RolloutError]) -
 
 
 def test_reasons_are_unique() -> None:
-    assert len(errors.REASONS) == len(errors.RolloutError.__subclasses__())
+    assert len(errors.REASONS) == len(CLASSES) > 20
 
 
 def test_a_reason_of_a_later_version_keeps_its_code_and_name() -> None:

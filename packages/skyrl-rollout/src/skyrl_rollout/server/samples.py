@@ -8,6 +8,7 @@ import xxhash
 from skyrl_rollout.server.events import SampleFinished, TokenDelta
 from skyrl_rollout.tokens import FinishReason
 from skyrl_rollout.versions import VersionLedger
+from skyrl_rollout.wire import LOGPROB_DTYPE, TOKEN_DTYPE
 
 ITEM = 4  # bytes of an int32 id and of a float32 logprob
 
@@ -47,12 +48,9 @@ class SampleStream:
         if self._limit is not None and self.num_tokens + len(token_ids) > self._limit:
             keep = max(self._limit - self.num_tokens, 0)
             token_ids, logprobs = token_ids[:keep], logprobs[:keep]
-        ids = np.asarray(token_ids, "<i4").tobytes()
-        values = np.asarray(logprobs, "<f4")
-        self.invalid += int(np.count_nonzero(np.isnan(values)))
-        self._ids += ids
-        self._logprobs += values.tobytes()
-        self._digest.update(ids)
+        # once per engine step and sample: whatever can be done per delta is done in `take`
+        self._ids += np.asarray(token_ids, TOKEN_DTYPE).tobytes()
+        self._logprobs += np.asarray(logprobs, LOGPROB_DTYPE).tobytes()
         self.num_tokens += len(token_ids)
         return self.num_tokens - self._sent
 
@@ -61,6 +59,8 @@ class SampleStream:
         count = self.num_tokens - self._sent
         if not count:
             return []
+        self._digest.update(self._ids)
+        self.invalid += int(np.count_nonzero(np.isnan(np.frombuffer(self._logprobs, LOGPROB_DTYPE))))
         deltas, base = [], self._sent
         for offset, n, version, oldest_kv in self._ledger.split(base, count):
             a, b = (offset - base) * ITEM, (offset - base + n) * ITEM
