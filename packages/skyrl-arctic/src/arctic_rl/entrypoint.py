@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+from skyrl.train import backends
 from skyrl.train.backends import BackendPlugin
 from skyrl.train.config.overrides import parse
 from skyrl.train.config.problems import ConfigError
@@ -22,7 +23,6 @@ from arctic_rl.config import CONFIG_PARTS
 from arctic_rl.key_report import report
 
 NAME = "arctic_rl"
-BACKEND = "trainer.backend"
 # Where one of these is set, a run says itself what it trains on what.
 OWN_RUN = ("trainer.policy.model.path", "data.train_data")
 
@@ -56,11 +56,12 @@ def train(argv: Sequence[str] | None = None) -> None:
 
 def on_this_backend(argv: Sequence[str]) -> list[str]:
     """The arguments with `trainer.backend=arctic_rl`. ConfigError where they name another backend."""
-    named = parse(argv).get(BACKEND)
-    if named not in (None, NAME):
+    overrides = parse(argv)
+    asked = any(overrides.get(key) is not None for key in (backends.BACKEND, backends.OLDER_SPELLING))
+    if asked and (named := backends.backend_name_from_argv(argv)) != NAME:
         instead = "leave the key out, or use python -m skyrl.train.entrypoints.main_base"
-        raise ConfigError([f"{BACKEND}={named}: this door runs {NAME} only; {instead}"])
-    return [*argv, f"{BACKEND}={NAME}"]
+        raise ConfigError([f"{backends.BACKEND}={named}: this door runs {NAME} only; {instead}"])
+    return [*argv, f"{backends.BACKEND}={NAME}"]
 
 
 def over_embedded_run(argv: Sequence[str]) -> list[str]:

@@ -92,10 +92,10 @@ def _place(
 
 def _unknown(cls: type[ConfigPart], path: Path_, written: Written, backends: Sequence[str]) -> str:
     dotted, where = ".".join(path), "" if written.text is not None else f" (in {written.source})"
-    owner = next((name for name in backends if name in path[:-1]), None)
-    if owner is not None:
-        return f"{dotted}: a key of another backend{where}: set trainer.backend={owner} too, or leave it out"
     found = schema.find(cls, path[:-1]) if len(path) > 1 else None
+    owner = next((name for name in backends if name in path[:-1]), None)
+    if owner is not None and found is None:
+        return f"{dotted}: a key of another backend{where}: set trainer.backend={owner} too, or leave it out"
     if found is not None and found[0] == path[:-1] and schema.section_class(found[1]) is None:
         return f"{dotted}: unknown key{where}: {'.'.join(path[:-1])} is a value, not a section"
     return f"{dotted}: unknown key{where}{did_you_mean(dotted, schema.key_names(cls))}"
