@@ -47,7 +47,7 @@ class ServedModel:
     def use(self, weights: dict[str, torch.Tensor]) -> None:
         self.module.load_state_dict(weights)
 
-    def perturbed(self, seed: int, *, scale: float = 0.5) -> dict[str, torch.Tensor]:
+    def perturbed(self, seed: int, *, scale: float = 0.2) -> dict[str, torch.Tensor]:
         """Other weights: each tensor plus noise of `scale` times its own spread; tied tensors stay tied."""
         noise = torch.Generator().manual_seed(seed)
         out: dict[str, torch.Tensor] = {}

@@ -1,0 +1,152 @@
+"""Pausing a real vLLM server: what becomes of running work, exact counts, slots given back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+from serve_process import ARCTIC_SERVE, TINY_MODEL, ServeProcess, need_environment
+from skyrl_rollout.client import RolloutClient
+from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling
+
+pytestmark = pytest.mark.ci
+LONG = Sampling(max_tokens=480, seed=1, ignore_eos=True)
+SAMPLING = LogprobMode.SAMPLING
+
+
+def start(client, count: int, sampling: Sampling = LONG, **more):
+    return [
+        asyncio.create_task(client.generate([5 + i, 6], sampling, mode=SAMPLING, timeout_s=60, **more))
+        for i in range(count)
+    ]
+
+
+async def until(condition, timeout_s: float) -> float:
+    """Seconds until `condition` holds."""
+    began = time.monotonic()
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.01)
+    return time.monotonic() - began
+
+
+def test_a_cut_is_exact_when_readers_lag_behind_the_engine(tmp_path: Path, model):
+    need_environment()
+    other = model.perturbed(11, scale=0.5)
+    save_file({n: t.contiguous() for n, t in other.items() if n != "lm_head.weight"}, tmp_path / "other.safetensors")
+    script = Path(__file__).with_name("lagging_reader.py")
+    done = subprocess.run(
+        [str(ARCTIC_SERVE.with_name("python")), str(script), str(TINY_MODEL), str(tmp_path / "other.safetensors")],
+        stdout=subprocess.PIPE, text=True, timeout=110, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    requests = json.loads(done.stdout.splitlines()[-1])
+    assert sum(r["made_at_pause"] - r["seen_at_pause"] for r in requests) > 20, "the readers did not lag"
+    tellable = 0
+    for r in requests:
+        ids, logprobs, cut = np.asarray(r["token_ids"]), np.asarray(r["logprobs"]), r["made_at_pause"]
+        assert len(ids) == len(logprobs) == 300
+        model.use(model.original)
+        before = model.logprobs(r["prompt"], ids, 1.0)
+        model.use(other)
+        after = model.logprobs(r["prompt"], ids, 1.0)
+        model.use(model.original)
+        assert np.abs(logprobs[:cut] - before[:cut]).max() < 1e-4
+        assert np.abs(logprobs[cut:] - after[cut:]).max() < 1e-4
+        tellable += abs(logprobs[cut] - before[cut]) > 1e-3 and abs(logprobs[cut - 1] - after[cut - 1]) > 1e-3
+    assert tellable >= 3, "the two weights agree around the cuts: an error of one token would not show"
+
+
+async def test_keep_freezes_requests_between_two_tokens_and_resume_loses_none(client):
+    epoch = await client.acquire_control("test")
+    alone = (await client.generate([5, 6], LONG, mode=SAMPLING, timeout_s=60)).samples[0]
+    running = start(client, 8)
+    await asyncio.sleep(0.15)
+    pause = await client.pause(epoch, "keep")
+    first = await client.status()
+    await asyncio.sleep(0.3)
+    second = await client.status()
+    assert first.state == "paused" and first.frozen and second.tokens_generated == first.tokens_generated
+    assert second.step_counter == first.step_counter
+    await client.resume(epoch, pause)
+    samples = [(await task).samples[0] for task in running]
+    assert {len(s.token_ids) for s in samples} == {480}
+    assert samples[0].token_ids.tolist() == alone.token_ids.tolist()
+
+
+async def test_abort_ends_requests_as_paused_with_their_tokens_and_prompt_plus_tokens_goes_on(client):
+    epoch = await client.acquire_control("test")
+    running = start(client, 4, num_samples=2)
+    await asyncio.sleep(0.15)
+    pause = await client.pause(epoch, "abort")
+    samples = [s for task in running for s in (await task).samples]
+    assert {s.finish_reason for s in samples} == {FinishReason.PAUSED}
+    assert all(0 < len(s.token_ids) < 480 for s in samples)
+    await client.resume(epoch, pause)
+    prompt = [5, 6, *samples[0].token_ids.tolist()]
+    rest = await client.generate(prompt, Sampling(max_tokens=5, ignore_eos=True), mode=SAMPLING, timeout_s=30)
+    assert len(rest.samples[0].token_ids) == 5
+
+
+async def test_wait_returns_after_running_requests_have_finished_and_queues_new_ones(client):
+    epoch = await client.acquire_control("test")
+    running = start(client, 4, Sampling(max_tokens=200, ignore_eos=True))
+    await asyncio.sleep(0.1)
+    pause = await client.pause(epoch, "wait", timeout_s=60)
+    assert (await client.status()).running == 0
+    queued = start(client, 1, Sampling(max_tokens=4, ignore_eos=True))[0]
+    await asyncio.sleep(0.2)
+    assert not queued.done()
+    await client.resume(epoch, pause)
+    assert len((await queued).samples[0].token_ids) == 4
+    assert {(await t).samples[0].finish_reason for t in running} == {FinishReason.LENGTH}
+
+
+async def test_status_counts_what_runs_and_every_step(client):
+    before = await client.status()
+    running = start(client, 6)
+    await until(lambda: reports(client, running=6), 5)
+    status = await client.status()
+    assert status.kv_usage > 0 and status.step_counter > before.step_counter
+    await asyncio.gather(*running)
+    after = await client.status()
+    assert after.running == 0 and after.kv_usage == 0 and after.step_counter > status.step_counter
+
+
+async def reports(client, *, running: int) -> bool:
+    return (await client.status()).running == running
+
+
+@pytest.mark.parametrize("how", ["abort", "cancel"])
+async def test_ended_requests_give_their_slots_back_within_two_seconds(how):
+    with ServeProcess(TINY_MODEL, "--max-num-seqs", "2", "--max-model-len", "2048") as small:
+        async with await RolloutClient.connect(small.url, timeout_s=20) as client:
+            endless = Sampling(max_tokens=2000, ignore_eos=True)
+            ids = [f"hold-{i}" for i in range(2)]
+            holding = [
+                asyncio.create_task(client.generate([5], endless, mode=SAMPLING, timeout_s=60, request_id=i))
+                for i in ids
+            ]
+            await until(lambda: reports(client, running=2), 5)
+            waiting = asyncio.create_task(client.generate([7], Sampling(max_tokens=1), mode=SAMPLING, timeout_s=60))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()  # both slots are taken
+            began = time.monotonic()
+            if how == "abort":
+                assert (await client.abort(ids)) == (ids, [])
+                ended = [(await task).samples[0] for task in holding]
+                assert {s.finish_reason for s in ended} == {FinishReason.ABORTED} and all(
+                    len(s.token_ids) for s in ended
+                )
+                assert (await client.abort(ids)) == ([], ids)
+            else:
+                for task in holding:
+                    task.cancel()
+            await waiting
+            assert time.monotonic() - began < 2.0
