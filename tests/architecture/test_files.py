@@ -28,7 +28,7 @@ def opens_with_a_sentence(module: ast.Module) -> bool:
         return True
     doc = ast.get_docstring(module) or ""
     paragraph = " ".join(doc.split("\n\n")[0].split())
-    return bool(re.search(r"[.?!:]$", paragraph)) and (paragraph[0].isupper() or not paragraph[0].isalpha())
+    return bool(re.search(r"[.?!:]$", paragraph))
 
 
 def test_no_file_is_named_for_a_drawer() -> None:

@@ -54,7 +54,9 @@ class TrainingRun:
             return self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"the run did not end within {timeout_s} s; its output:\n{self.output[-4000:]}") from None
+            raise AssertionError(
+                f"the run did not end within {timeout_s} s; its output:\n{self.output[-4000:]}"
+            ) from None
 
     def run(self, timeout_s: float = 600) -> TrainingRun:
         """Runs to the end and fails with the output unless the exit code is 0."""

@@ -7,7 +7,6 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.config.build import build
 from skyrl.train.config.overrides import parse

@@ -66,7 +66,7 @@ class CheckpointStore:
         return require_checkpoint(self.path(int(text)))
 
     def set_aside(self) -> Path | None:
-        """Renames a folder that holds another run's checkpoints, so that a fresh run neither mixes with it nor loses it."""
+        """Renames a folder that holds another run's checkpoints: a fresh run neither mixes with it nor loses it."""
         if not self.steps() and not (self.folder / MARKER).exists():
             return None
         aside = self.folder.with_name(f"{self.folder.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -32,12 +32,8 @@ def dump_evaluation(
         by_source[(t.data_source or "unknown").replace("/", "_")].append(t)
     for source, rows in by_source.items():
         lines = [json.dumps(_row(t, tokenizer), ensure_ascii=False) for t in rows]
-        (target / f"{source}.jsonl").write_text(
-            "\n".join(lines) + "\n", encoding="utf-8"
-        )
-    (target / "aggregated_results.jsonl").write_text(
-        json.dumps(dict(metrics)) + "\n", encoding="utf-8"
-    )
+        (target / f"{source}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (target / "aggregated_results.jsonl").write_text(json.dumps(dict(metrics)) + "\n", encoding="utf-8")
     return target
 
 
@@ -48,9 +44,7 @@ def dump_batch(folder: Path, step: int, batch: TrajectoryBatch) -> Path:
     named = {f.name: getattr(batch, f.name) for f in fields(batch)}
     np.savez(
         target,
-        **{
-            name: tensor.numpy() for name, tensor in named.items() if tensor is not None
-        },
+        **{name: tensor.numpy() for name, tensor in named.items() if tensor is not None},
     )
     return target
 

@@ -19,7 +19,7 @@ usage: {program} [key=value | @run.yaml] ...
 
 the rollout server is
   started          generator.inference_engine.backend=vllm (by the servers table), or
-                   generator.inference_engine.server_command='arctic-serve --model {{model}} --listen {{listen}}'
+                   generator.inference_engine.server_command='my-server --model {{model}} --listen {{listen}}'
   connected to     generator.inference_engine.external_server_urls=['grpc://host:50051']
 the trainer backend is trainer.backend=NAME; installed: {backends}
 """

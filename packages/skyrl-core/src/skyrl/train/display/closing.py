@@ -33,6 +33,7 @@ def shown(rows: Sequence[StepRow]) -> list[StepRow]:
 
 
 def closing_table(rows: Sequence[StepRow], n_samples: int) -> Table:
+    """The table that a run ends with: step, pass rate over the samples of a prompt, raw reward, seconds."""
     table = Table(title=None)
     for column in ("Step", f"avg_pass@{n_samples}", "avg_raw_reward", "sec/it"):
         table.add_column(column, justify="right")

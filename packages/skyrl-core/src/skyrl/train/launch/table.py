@@ -18,8 +18,8 @@ FORMS = """\
 name a server in one of these ways:
   in the table     generator.inference_engine.backend=NAME, with [tool.skyrl.servers.NAME] in the workspace's
                    pyproject.toml, or [servers.NAME] in the file that $SKYRL_SERVERS_FILE names:
-                     command = ["arctic-serve", "--model", "{model}", "--listen", "{listen}"]
-  by its command   generator.inference_engine.server_command='arctic-serve --model {model} --listen {listen}'
+                     command = ["my-server", "--model", "{model}", "--listen", "{listen}"]
+  by its command   generator.inference_engine.server_command='my-server --model {model} --listen {listen}'
   by its address   generator.inference_engine.external_server_urls=['grpc://host:50051']"""
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 
 class ConsoleTracker:
+    """`trainer.logger=[console]`."""
+
     def __init__(self, cfg: Any, log_folder: Path) -> None:
         del cfg, log_folder
 

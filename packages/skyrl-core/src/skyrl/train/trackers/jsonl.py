@@ -8,6 +8,8 @@ from typing import Any
 
 
 class JsonlTracker:
+    """`trainer.logger=[jsonl]`."""
+
     def __init__(self, cfg: Any, log_folder: Path) -> None:
         del cfg
         log_folder.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 
 class TensorBoardTracker:
+    """`trainer.logger=[tensorboard]`."""
+
     def __init__(self, cfg: Any, log_folder: Path) -> None:
         del cfg
         from torch.utils.tensorboard import SummaryWriter  # costs a second: only runs that ask for it pay
