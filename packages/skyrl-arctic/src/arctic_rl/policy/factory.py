@@ -27,7 +27,9 @@ def build(cfg: Any, place: WorkerPlace, role: Role, *, total_steps: int) -> Poli
         reference: PolicyBackend = importlib.import_module(REFERENCE).build(cfg, place, role, total_steps=total_steps)
         return reference
     prepare_process(place)
-    settings = build_rl_config(cfg, device=place.device.type, world_size=place.world_size)
+    settings = build_rl_config(
+        cfg, device="cuda" if place.device.type == "cuda" else "cpu", world_size=place.world_size
+    )
     if (seed := settings.ds_worker_config["determinism_seed"]) is not None:
         torch.manual_seed(seed + place.rank)
         torch.use_deterministic_algorithms(True)
