@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
-from skyrl.train.config import SkyRLTrainConfig
+import skyrl.train
+from skyrl.train.config import SkyRLTrainConfig, schema
 from skyrl.train.config.build import Built, build
+from skyrl.train.config.key_report import NOT_ON_CPU, NOTES
 from skyrl.train.config.known_keys import public_defaults
 from skyrl.train.config.overrides import Overrides, Written, parse
 from skyrl.train.config.problems import ConfigError
+from skyrl.train.launch import table
 
 
 def built(*argv: str) -> Built:
@@ -95,3 +101,16 @@ def test_the_old_and_the_new_name_together_are_refused() -> None:
 def test_a_key_of_another_backend_says_which() -> None:
     with pytest.raises(ConfigError, match=r"set trainer\.backend=other_backend too"):
         build(SkyRLTrainConfig, parse(["trainer.other_backend.x=1"]), backends=["other_backend"])
+
+
+def test_no_key_of_the_configuration_is_dead() -> None:
+    """Each leaf is read somewhere outside the configuration, goes to the server by the table, or is reported."""
+    package = Path(skyrl.train.__file__).parent
+    sources = [path for path in package.rglob("*.py") if package / "config" not in path.parents]
+    text = "\n".join(path.read_text() for path in [*sources, package / "config" / "root.py"])
+    served = table.find(SkyRLTrainConfig().generator.inference_engine).options
+    for name in schema.key_names(SkyRLTrainConfig):
+        leaf = name.rsplit(".", 1)[-1]
+        read = re.search(rf"\.{leaf}\b|[\"']{leaf}[\"']|_{leaf.removeprefix('ref_')}\b", text)
+        by_environment = name.startswith("environment.skyrl_gym.")  # an environment gets its whole section
+        assert read or by_environment or leaf in served or name in {*NOTES, *NOT_ON_CPU}, f"{name} is read nowhere"

@@ -124,3 +124,9 @@ def test_urls_imply_that_nothing_is_started_or_shared() -> None:
 )
 def test_what_is_unset_follows_the_key_that_it_belongs_to(argv: str, read: Any, derived: Any) -> None:
     assert read(check(*argv.split(" "))) == derived
+
+
+def test_old_logprobs_of_a_truncated_distribution_are_refused() -> None:
+    with pytest.raises(ConfigError, match="set it to recompute"):
+        check("trainer.algorithm.old_logprobs=rollout", "generator.sampling_params.top_p=0.9")
+    check("trainer.algorithm.old_logprobs=rollout")

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from skyrl.train import checkpoints, dumps, metrics
 from skyrl.train.algorithms import advantages
 from skyrl.train.display.closing import StepRow
@@ -59,10 +61,8 @@ class RayPPOTrainer:
         self.train_loader, self.eval_dataset = train_loader, eval_dataset
         self.trackers, self.progress = trackers, progress
         self.n_samples = cfg.generator.n_samples_per_prompt
-        self.temperature = cfg.generator.sampling_params.temperature
-        self.loss = LossSpec(
-            algorithm=cfg.trainer.algorithm, temperature=self.temperature
-        )
+        self.temperature = cfg.trainer.algorithm.temperature
+        self.loss = LossSpec(algorithm=cfg.trainer.algorithm, temperature=self.temperature)
         self.store = checkpoints.CheckpointStore(
             Path(cfg.trainer.ckpt_path).expanduser(), keep=cfg.trainer.max_ckpts_to_keep
         )
@@ -89,9 +89,7 @@ class RayPPOTrainer:
             with timers.phase("generate"):
                 trajectories = await self.collect(self.train_loader.next_batch(), step)
             with timers.phase("fwd_logprobs_values_reward"):
-                batch = await self.score(
-                    TrajectoryBatch.from_trajectories(trajectories)
-                )
+                batch = await self.score(TrajectoryBatch.from_trajectories(trajectories))
             with timers.phase("compute_advantages_and_returns"):
                 batch = self.advantages(batch)
             with timers.phase("train_critic_and_policy"):
@@ -115,23 +113,20 @@ class RayPPOTrainer:
             sampling=self.generator.train_sampling,
             step=step,
             phase="train",
-            on_progress=lambda done, total: self.progress.waiting_for(
-                f"rollouts {done}/{total}"
-            ),
+            on_progress=lambda done, total: self.progress.waiting_for(f"rollouts {done}/{total}"),
         )
 
     async def score(self, batch: TrajectoryBatch) -> TrajectoryBatch:
         """Old logprobs of the current policy and, with a KL term, the reference's."""
-        self.progress.waiting_for("logprobs of the policy")
-        old = await self.on_policy_thread(
-            self.policy.logprobs, batch, temperature=self.temperature
-        )
-        batch = batch.with_tensors(old_logprobs_T=old)
+        if self.cfg.trainer.algorithm.old_logprobs == "rollout":
+            batch = batch.with_tensors(old_logprobs_T=rollout_logprobs(batch))
+        else:
+            self.progress.waiting_for("logprobs of the policy")
+            old = await self.on_policy_thread(self.policy.logprobs, batch, temperature=self.temperature)
+            batch = batch.with_tensors(old_logprobs_T=old)
         if self.reference is not None:
             self.progress.waiting_for("logprobs of the reference")
-            ref = await self.on_policy_thread(
-                self.reference.logprobs, batch, temperature=self.temperature
-            )
+            ref = await self.on_policy_thread(self.reference.logprobs, batch, temperature=self.temperature)
             batch = batch.with_tensors(ref_logprobs_T=ref)
         return batch
 
@@ -143,14 +138,8 @@ class RayPPOTrainer:
         self.progress.waiting_for("the policy update")
         rows = []
         for _ in range(self.cfg.trainer.update_epochs_per_batch):
-            for minibatch in minibatches(
-                batch, self.cfg.trainer.policy_mini_batch_size
-            ):
-                rows.append(
-                    await self.on_policy_thread(
-                        self.policy.update, minibatch, self.loss
-                    )
-                )
+            for minibatch in minibatches(batch, self.cfg.trainer.policy_mini_batch_size):
+                rows.append(await self.on_policy_thread(self.policy.update, minibatch, self.loss))
         return metrics.mean_over_minibatches(rows)
 
     async def publish(self, *, step: int) -> None:
@@ -169,9 +158,7 @@ class RayPPOTrainer:
             sampling=self.generator.eval_sampling,
             step=step,
             phase="eval",
-            on_progress=lambda done, total: self.progress.waiting_for(
-                f"evaluation {done}/{total}"
-            ),
+            on_progress=lambda done, total: self.progress.waiting_for(f"evaluation {done}/{total}"),
         )
         row = evaluation.evaluation_metrics(trajectories, n)
         if self.cfg.trainer.dump_eval_results:
@@ -180,9 +167,7 @@ class RayPPOTrainer:
             )
         return row
 
-    async def after_step(
-        self, step: int, timers: metrics.StepTimers
-    ) -> dict[str, float]:
+    async def after_step(self, step: int, timers: metrics.StepTimers) -> dict[str, float]:
         """Evaluation, checkpoint and export where the step is due for one."""
         trainer, last = self.cfg.trainer, step == self.total_steps
         out: dict[str, float] = {}
@@ -208,9 +193,7 @@ class RayPPOTrainer:
         )
         if folder is None:
             if (aside := self.store.set_aside()) is not None:
-                self.progress.note(
-                    f"{self.store.folder} held another run's checkpoints: moved to {aside}"
-                )
+                self.progress.note(f"{self.store.folder} held another run's checkpoints: moved to {aside}")
             self.progress.resume_at(0, self.total_steps)
             return 0
         state = checkpoints.read_state(folder)
@@ -272,9 +255,7 @@ class RayPPOTrainer:
             "trainer/global_step": step,
             "trainer/epoch": self.train_loader.epoch,
             "trainer/weight_version": self.rollouts.version,
-            "trainer/tokens_per_second_per_gpu": metrics.tokens_per_second(
-                batch, seconds, self.policy.num_workers
-            ),
+            "trainer/tokens_per_second_per_gpu": metrics.tokens_per_second(batch, seconds, self.policy.num_workers),
         }
 
     def record(self, step: int, row: dict[str, float], seconds: float) -> None:
@@ -287,29 +268,19 @@ class RayPPOTrainer:
                 seconds,
             )
         )
-        self.progress.step_done(
-            step, reward=row["reward/avg_raw_reward"], seconds=seconds
-        )
+        self.progress.step_done(step, reward=row["reward/avg_raw_reward"], seconds=seconds)
 
-    def show_and_dump(
-        self, step: int, trajectories: Sequence[Trajectory], batch: TrajectoryBatch
-    ) -> None:
+    def show_and_dump(self, step: int, trajectories: Sequence[Trajectory], batch: TrajectoryBatch) -> None:
         """One example as text and the batch as a file, where the config asks for them."""
         if due(step, self.cfg.trainer.print_example_interval, last=False):
             self.progress.note(dumps.example(trajectories[0], self.tokenizer))
         if self.cfg.trainer.dump_data_batch:
-            self.result.files["training batches"] = dumps.dump_batch(
-                self.export_folder, step, batch
-            ).parent
+            self.result.files["training batches"] = dumps.dump_batch(self.export_folder, step, batch).parent
 
-    async def on_policy_thread(
-        self, work: Callable[..., R], *args: Any, **kwargs: Any
-    ) -> R:
+    async def on_policy_thread(self, work: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Runs blocking policy work off the event loop; while it runs, a dead server is noticed by the next call."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._policy_thread, lambda: work(*args, **kwargs)
-        )
+        return await loop.run_in_executor(self._policy_thread, lambda: work(*args, **kwargs))
 
 
 def training_steps(cfg: Any, steps_per_epoch: int) -> int:
@@ -319,21 +290,28 @@ def training_steps(cfg: Any, steps_per_epoch: int) -> int:
     return all_epochs if limit is None else min(limit, all_epochs)
 
 
+def rollout_logprobs(batch: TrajectoryBatch) -> torch.Tensor:
+    """[T]: the servers' own logprobs as the old ones. ValueError where a server could not say one."""
+    trained_T = batch.loss_mask_T > 0
+    missing = int((trained_T & batch.rollout_logprobs_T.isnan()).sum())
+    if missing:
+        raise ValueError(
+            f"trainer.algorithm.old_logprobs=rollout: the servers gave no logprob for {missing} of "
+            f"{int(trained_T.sum())} sampled tokens: set it to recompute"
+        )
+    return torch.where(trained_T, batch.rollout_logprobs_T, 0.0)
+
+
 def due(step: int, interval: int, last: bool) -> bool:
     """Whether an interval action happens after `step`: every `interval` steps and after the last; never if <= 0."""
     return interval > 0 and (last or step % interval == 0)
 
 
-def minibatches(
-    batch: TrajectoryBatch, prompts_per_minibatch: int
-) -> list[TrajectoryBatch]:
+def minibatches(batch: TrajectoryBatch, prompts_per_minibatch: int) -> list[TrajectoryBatch]:
     """The batch cut into mini-batches of whole groups, in order of their first appearance."""
     groups: dict[int, list[int]] = {}
     for s, g in enumerate(batch.group_ids_S.tolist()):
         groups.setdefault(g, []).append(s)
     rows = list(groups.values())
-    cuts = [
-        rows[i : i + prompts_per_minibatch]
-        for i in range(0, len(rows), prompts_per_minibatch)
-    ]
+    cuts = [rows[i : i + prompts_per_minibatch] for i in range(0, len(rows), prompts_per_minibatch)]
     return [batch.select([s for group in cut for s in group]) for cut in cuts]

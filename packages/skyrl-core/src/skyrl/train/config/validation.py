@@ -73,6 +73,13 @@ def sampling(cfg: Any) -> Iterator[str]:
         asked = getattr(cfg.generator, name).logprobs
         if asked not in (None, 0, 1):
             yield f"generator.{name}.logprobs={asked}: expected null, 0 or 1 (the sampled token's)"
+    drawn = cfg.generator.sampling_params
+    whole = drawn.top_p == 1 and drawn.top_k <= 0 and drawn.min_p == 0 and drawn.repetition_penalty == 1
+    if cfg.trainer.algorithm.old_logprobs == "rollout" and not (whole and not drawn.additional_kwargs):
+        yield (
+            "trainer.algorithm.old_logprobs=rollout: with top_p, top_k, min_p or penalties a server's logprobs are not "
+            "those that the trainer computes: set it to recompute, or leave these sampling parameters out"
+        )
     temperature = cfg.trainer.algorithm.temperature
     if temperature <= 0:
         yield (

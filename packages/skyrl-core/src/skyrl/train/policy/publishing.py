@@ -35,11 +35,11 @@ class Publisher:
     """Rank 0's side of publishing: keeps its arena and connections between updates, on a loop in a thread of its own,
     so that it may be called from a thread that has a running loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: str = "auto") -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="weight-publisher", daemon=True)
         self._thread.start()
-        self._publisher = WeightPublisher()
+        self._publisher = WeightPublisher(transport)
 
     def publish(
         self,

@@ -30,6 +30,7 @@ class PolicyWorker:
         self._train_limits, self._forward_limits = (train_limits(cfg), forward_limits(cfg))
         self.backend: PolicyBackend = load_factory(factory)(cfg, place, role, total_steps=total_steps)
         self._publisher: Publisher | None = None
+        self._transport = weight_transport(cfg)
 
     def logprobs(self, shard: TrajectoryBatch | None, temperature: float, num_micro: int) -> torch.Tensor:
         """CPU [T of the shard]: log_softmax(logits / temperature) of each response token, in the shard's order."""
@@ -105,7 +106,7 @@ class PolicyWorker:
         try:
             if targets is None:
                 return None
-            self._publisher = self._publisher or Publisher()
+            self._publisher = self._publisher or Publisher(self._transport)
             return self._publisher.publish(layout, tensors, targets, **options)
         finally:
             # a publish that fails half-way must not leave the other ranks in a collective
@@ -158,6 +159,12 @@ def nothing() -> TrajectoryBatch:
         rollout_logprobs_T=zero,
         weight_versions_T=-one,
     )
+
+
+def weight_transport(cfg: Any) -> str:
+    """ "auto", "shm" or "inline" from generator.inference_engine.weight_sync_backend; nccl means auto."""
+    asked = cfg.generator.inference_engine.weight_sync_backend
+    return "auto" if asked == "nccl" else asked
 
 
 def train_limits(cfg: Any) -> MicroLimits:
