@@ -8,7 +8,6 @@ python -m arctic_rl.entrypoint <overrides>
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -46,12 +45,12 @@ PLUGIN = BackendPlugin(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the overrides (unset: the process's own arguments) on this backend."""
-    main_base.main(on_this_backend(sys.argv[1:] if argv is None else argv))
+    main_base.main(argv, before=on_this_backend)
 
 
 def train(argv: Sequence[str] | None = None) -> None:
     """Like `main`, over the embedded run wherever the overrides name neither a model nor data."""
-    main(over_embedded_run(sys.argv[1:] if argv is None else argv))
+    main_base.main(argv, before=lambda given: on_this_backend(over_embedded_run(given)))
 
 
 def on_this_backend(argv: Sequence[str]) -> list[str]:

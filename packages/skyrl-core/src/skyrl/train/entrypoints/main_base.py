@@ -202,17 +202,21 @@ def main(
     *,
     exp_cls: type[BasePPOExp] = BasePPOExp,
     parts: Mapping[str, type] | None = None,
+    before: Callable[[Sequence[str]], Sequence[str]] | None = None,
 ) -> None:
     """Runs the arguments (unset: the process's own). Returns after success; else the process ends with its code.
 
-    `parts` are `make_config` arguments of the caller's own sections.
+    `parts` are `make_config` arguments of the caller's own sections. `before` may change the arguments; what it raises
+    is told like any other wrong configuration.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
     folder: list[Path] = []
 
     def work() -> None:
-        if "--help" in arguments or "-h" in arguments:
-            print(help_for(arguments, parts or {}))
+        wants_help, word, arguments = _help_wanted(given)
+        arguments = list(before(arguments) if before else arguments)
+        if wants_help:
+            print(help_for(arguments, parts or {}, word=word))
             return
         cfg, plugin = backends.resolve(arguments, parts or {})
         folder.append(Path(cfg.trainer.log_path or "."))
@@ -222,14 +226,23 @@ def main(
     run_to_exit(work, log_folder=lambda: folder[0] if folder else None)
 
 
-def help_for(arguments: Sequence[str], parts: Mapping[str, type]) -> str:
-    """The text of `--help [WORD]` for the backend that the other arguments choose."""
-    others = [a for a in arguments if a not in ("--help", "-h")]
-    words = [a for a in others if "=" not in a and not a.startswith(("@", "-"))]
-    plugin = backends.load_plugin(backends.backend_name_from_argv([a for a in others if a not in words]))
-    cls = make_config(**combine_parts(parts, plugin.config_parts))
+def help_for(arguments: Sequence[str], parts: Mapping[str, type], *, word: str = "") -> str:
+    """The text of `--help [word]` for the backend that the arguments choose."""
+    plugin = backends.load_plugin(backends.backend_name_from_argv(arguments))
+    given = dict(parts)
+    root = given.pop("root_cls", SkyRLTrainConfig)
+    cls = make_config(**combine_parts(given, plugin.config_parts), root_cls=root)
     program = "python -m skyrl.train.entrypoints.main_base"
-    return render(cls, program=program, backends=", ".join(backends.installed()), word=words[0] if words else "")
+    return render(cls, program=program, backends=", ".join(backends.installed()), word=word)
+
+
+def _help_wanted(arguments: Sequence[str]) -> tuple[bool, str, list[str]]:
+    """(whether --help is among them, its word, the other arguments)."""
+    others = [a for a in arguments if a not in ("--help", "-h")]
+    if len(others) == len(arguments):
+        return False, "", others
+    words = [a for a in others if "=" not in a and not a.startswith(("@", "-"))]
+    return True, words[0] if words else "", [a for a in others if a not in words]
 
 
 def _log_to_stderr(plugin: BackendPlugin) -> None:
