@@ -70,7 +70,9 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: P
     assert model.dtype == torch.float32
 
 
-def test_every_minibatch_of_a_step_is_an_optimizer_step(tmp_path: Path) -> None:
-    run(tmp_path, "trainer.max_training_steps=2")
+def test_every_minibatch_of_a_step_is_an_optimizer_step_also_beside_a_reference(tmp_path: Path) -> None:
+    run(
+        tmp_path, "trainer.max_training_steps=2", "trainer.algorithm.use_kl_loss=true", "trainer.arctic_rl.zero_stage=0"
+    )
     (state,) = of_run(tmp_path, "ckpts", "global_step_2", "policy", "engine").glob("mp_rank_00_model_states.pt")
     assert torch.load(state, weights_only=False)["global_steps"] == 2 * 2, "2 steps of 8 prompts in mini-batches of 4"

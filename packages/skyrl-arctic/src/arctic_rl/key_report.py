@@ -30,14 +30,14 @@ UNUSED = {
     f"{OWN}server_logs": "server logs are always in trainer.log_path",
     f"{OWN}use_zorro": "each sample carries its own prompt; the gradients are the same",
     f"{OWN}use_arctic_inference": "the server is told at its own command line",
+    f"{OWN}colocate": "policy and server do not take turns on a device: give each its own (CUDA_VISIBLE_DEVICES)",
+    "trainer.policy.optimizer_config.offload_after_step": "optimizer state stays where offload_optimizer puts it",
 }
 
 UNUSED_ON_CPU = {
     "trainer.bf16": "bfloat16 is emulated on CPU, ten times slower and less exact: weights and compute are float32",
-    "trainer.policy.optimizer_config.offload_after_step": "there is no accelerator to move the optimizer off",
     f"{POLICY_FSDP}mixed_precision.param_dtype": "weights and compute are float32 on CPU",
     f"{POLICY_FSDP}mixed_precision.reduce_dtype": "weights and compute are float32 on CPU",
-    f"{OWN}colocate": "there is no accelerator to share",
     f"{OWN}offload_optimizer": "optimizer state lies in host memory anyway",
     f"{OWN}offload_param": "parameters lie in host memory anyway",
 }
@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 def report(cfg: Any, user_keys: tuple[str, ...]) -> KeyReport:
     """One verdict per key in `user_keys`; a key that no rule names is honoured."""
     device = resolve_device(cfg.trainer.device)
-    unused = UNUSED | (UNUSED_ON_CPU if device == "cpu" else {})
+    unused = UNUSED | (UNUSED_ON_CPU if device == "cpu" else {}) | idle(cfg)
     refusals = refused(cfg, device)
     mappings = mapped(cfg, device)
 
@@ -82,6 +82,16 @@ def refused(cfg: Any, device: Device) -> dict[str, str]:
     for name in ("logits_compute_from_fp32_inputs", "logits_compute_in_fp32"):
         if getattr(arctic, name) and compute_dtype(cfg, device) != torch.float32:
             out[OWN + name] = "set trainer.bf16=false, which computes everything in float32"
+    return out
+
+
+def idle(cfg: Any) -> dict[str, str]:
+    """Keys that another key leaves nothing to decide."""
+    arctic, out = cfg.trainer.arctic_rl, {}
+    if not arctic.determinism_full:
+        out[f"{OWN}determinism_seed"] = "read with determinism_full=true only; trainer.seed decides otherwise"
+    if arctic.logits_optimization in (None, "none"):
+        out[f"{OWN}logits_optimization_peak_mem_size_in_gib"] = "read with logits_optimization=memory only"
     return out
 
 
