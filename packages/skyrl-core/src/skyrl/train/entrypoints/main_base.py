@@ -229,9 +229,7 @@ def main(
 def help_for(arguments: Sequence[str], parts: Mapping[str, type], *, word: str = "") -> str:
     """The text of `--help [word]` for the backend that the arguments choose."""
     plugin = backends.load_plugin(backends.backend_name_from_argv(arguments))
-    given = dict(parts)
-    root = given.pop("root_cls", SkyRLTrainConfig)
-    cls = make_config(**combine_parts(given, plugin.config_parts), root_cls=root)
+    cls = make_config(**combine_parts(parts, plugin.config_parts))
     program = "python -m skyrl.train.entrypoints.main_base"
     return render(cls, program=program, backends=", ".join(backends.installed()), word=word)
 
