@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 from skyrl.train.config import (
@@ -108,3 +109,8 @@ def test_each_default_that_differs_from_the_public_one_stands_in_the_table() -> 
     assert differing == declared - dependent
     assert all(d.reason for d in differences())
     assert as_markdown().count("\n") == len(declared) + 1
+
+
+def test_the_readme_carries_the_table_of_differing_defaults() -> None:
+    readme = Path(__file__).parents[1] / "README.md"
+    assert as_markdown() in readme.read_text()
