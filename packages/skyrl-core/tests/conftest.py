@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import skyrl.train.quickstart
+from skyrl.train.algorithms import tables
 from skyrl_rollout.reference.process import ReferenceServer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -14,6 +15,13 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<bos>{{ m['role'] }}\n{{ m['content'] }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
 )
+
+
+@pytest.fixture(autouse=True)
+def _registered_functions_stay_in_their_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in tables._TABLES.values():
+        monkeypatch.setattr(table, "_functions", dict(table._functions))
+        monkeypatch.setattr(table, "_added", dict(table._added))
 
 
 @pytest.fixture(scope="session")
