@@ -26,7 +26,7 @@ def differences(cls: type[ConfigPart] = SkyRLTrainConfig) -> list[Difference]:
     for path, field in schema.leaves(cls):
         extra = field.json_schema_extra
         if isinstance(extra, dict) and "theirs" in extra:
-            ours = field.get_default(call_default_factory=True)
+            ours = extra.get("ours") or field.get_default(call_default_factory=True)
             out.append(Difference(".".join(path), extra["theirs"], ours, str(extra["reason"])))
     return out
 
@@ -38,6 +38,4 @@ def as_markdown(cls: type[ConfigPart] = SkyRLTrainConfig) -> str:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "derived"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

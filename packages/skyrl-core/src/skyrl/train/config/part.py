@@ -57,12 +57,12 @@ def key(
 ) -> Any:
     """One key: its default, what it does and, where the public default is another one (`theirs`), the reason for ours.
 
-    `constraints` are pydantic's own (`ge`, `gt`, `le`, ...).
+    `ours` says in words what the default amounts to. `constraints` are pydantic's own (`ge`, `gt`, `le`, ...).
     """
     extra: dict[str, Any] = {}
     if theirs is not NOT_DIFFERENT:
         assert reason, "a default that differs needs a reason"
-        extra = {"theirs": theirs, "reason": reason}
+        extra = {"theirs": theirs, "ours": ours, "reason": reason}
     return Field(default, description=doc, json_schema_extra=extra, **constraints)
 
 

@@ -74,24 +74,27 @@ class TrainerConfig(ConfigPart):
         None,
         "Folder of checkpoints; unset means ./runs/<project_name>/<run_name>/ckpts.",
         theirs="~/ckpts/",
+        ours="./runs/<project_name>/<run_name>/ckpts",
         reason="each run has a folder of its own",
     )
-    ckpt_interval: int = key(10, "Steps between checkpoints; 0 or less: only the last.")
+    ckpt_interval: int = key(10, "Steps between checkpoints, the last step included; 0 or less: never.")
     max_ckpts_to_keep: int = key(-1, "Older checkpoints are deleted; -1 keeps all.", ge=-1)
     export_path: str | None = key(
         None,
         "Folder of Hugging Face exports and dumps; unset means ./runs/<project_name>/<run_name>/exports.",
         theirs="~/exports/",
+        ours="./runs/<project_name>/<run_name>/exports",
         reason="each run has a folder of its own",
     )
     dump_eval_results: bool = key(True, "Write evaluation rollouts as JSONL into export_path.")
     dump_data_batch: bool = key(False, "Write every training batch as .npz into export_path.")
     print_example_interval: int = key(1, "Steps between printed example rollouts; 0 or less: never.")
-    hf_save_interval: int = key(-1, "Steps between Hugging Face exports; 0 or less: only the last, if any.")
+    hf_save_interval: int = key(-1, "Steps between Hugging Face exports, the last step included; 0 or less: never.")
     log_path: str | None = key(
         None,
         "Folder of server and worker logs; unset means ./runs/<project_name>/<run_name>/logs.",
         theirs="/tmp/skyrl-logs",
+        ours="./runs/<project_name>/<run_name>/logs",
         reason="each run has a folder of its own",
     )
 
