@@ -54,7 +54,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, backend: str) -> None:
     whole = start(run_of(tmp_path / "whole", *own))
     assert whole.wait(300) == 0, whole.output[-4000:]
     assert_killed_and_resumed_equals(whole, tmp_path / "own", *own)
-    with ReferenceServer("--model", str(TINY_MODEL)) as server:
+    with ReferenceServer("--model", str(TINY_MODEL), "--logits", "canary") as server:
         url = f"generator.inference_engine.external_server_urls=[{server.url}]"
         assert_killed_and_resumed_equals(whole, tmp_path / "external", f"trainer.backend={backend}", url)
 

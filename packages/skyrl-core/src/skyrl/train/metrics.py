@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
+from skyrl.train.generator.evaluation import scores
 from skyrl.train.generator.trajectory import Trajectory
 from skyrl.train.policy.batch import TrajectoryBatch
 
@@ -32,16 +33,13 @@ class StepTimers:
 
 
 def reward_metrics(trajectories: Sequence[Trajectory], n_samples: int) -> dict[str, float]:
-    """`avg_raw_reward` is the mean over samples, `avg_pass_at_n` the share of prompts with any reward above 0."""
-    by_prompt: dict[str, list[float]] = defaultdict(list)
-    for t in trajectories:
-        by_prompt[t.id.uid].append(t.total_reward)
-    rewards = [r for group in by_prompt.values() for r in group]
-    passed = [any(r > 0 for r in group) for group in by_prompt.values()]
+    """`avg_raw_reward` is the mean over samples, `avg_pass_at_n` the share of prompts of which any sample got a reward
+    above 0 on its last token."""
+    row = scores(trajectories, n_samples)
     return {
-        f"reward/avg_pass_at_{n_samples}": sum(passed) / len(passed),
-        "reward/avg_raw_reward": sum(rewards) / len(rewards),
-        "reward/mean_positive_reward": sum(max(r, 0.0) for r in rewards) / len(rewards),
+        f"reward/avg_pass_at_{n_samples}": row[f"pass_at_{n_samples}"],
+        "reward/avg_raw_reward": row["avg_score"],
+        "reward/mean_positive_reward": row["mean_positive_reward"],
     }
 
 
