@@ -29,8 +29,8 @@ class EvalSamplingParams(SamplingParams):
         "0.0 if the section is unset, 1.0 once any of its keys is set"), reason=(
         "setting top_p must not change the temperature"), ge=0)  # fmt: skip
     max_generate_length: int = key(0, "Tokens per turn at most; unset means the training value.", theirs=(
-        "the training value if the section is unset, 1024 once any of its keys is set"), ours="the training value", reason=(
-        "setting top_p must not change the length"), ge=0)  # fmt: skip
+        "the training value if the section is unset, 1024 once any of its keys is set"), ours=(
+        "the training value"), reason="setting top_p must not change the length", ge=0)  # fmt: skip
 
 
 class ChatTemplateConfig(ConfigPart):

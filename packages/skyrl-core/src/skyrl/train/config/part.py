@@ -52,6 +52,7 @@ def key(
     doc: str,
     *,
     theirs: Any = NOT_DIFFERENT,
+    ours: str = "",
     reason: str = "",
     **constraints: Any,
 ) -> Any:
