@@ -123,30 +123,34 @@ async def reports(client, *, running: int) -> bool:
     return (await client.status()).running == running
 
 
-@pytest.mark.parametrize("how", ["abort", "cancel"])
-async def test_ended_requests_give_their_slots_back_within_two_seconds(how):
+async def test_ended_requests_give_their_slots_back_within_two_seconds():
     with ServeProcess(TINY_MODEL, "--max-num-seqs", "2", "--max-model-len", "2048") as small:
         async with await RolloutClient.connect(small.url, timeout_s=20) as client:
-            endless = Sampling(max_tokens=2000, ignore_eos=True)
-            ids = [f"hold-{i}" for i in range(2)]
-            holding = [
-                asyncio.create_task(client.generate([5], endless, mode=SAMPLING, timeout_s=60, request_id=i))
-                for i in ids
-            ]
-            await until(lambda: reports(client, running=2), 5)
-            waiting = asyncio.create_task(client.generate([7], Sampling(max_tokens=1), mode=SAMPLING, timeout_s=60))
-            await asyncio.sleep(0.1)
-            assert not waiting.done()  # both slots are taken
+            ids = ["hold-0", "hold-1"]
+            holding, waiting = await fill_both_slots(client, ids)
             began = time.monotonic()
-            if how == "abort":
-                assert (await client.abort(ids)) == (ids, [])
-                ended = [(await task).samples[0] for task in holding]
-                assert {s.finish_reason for s in ended} == {FinishReason.ABORTED} and all(
-                    len(s.token_ids) for s in ended
-                )
-                assert (await client.abort(ids)) == ([], ids)
-            else:
-                for task in holding:
-                    task.cancel()
+            assert (await client.abort(ids)) == (ids, [])
+            ended = [(await task).samples[0] for task in holding]
+            assert {s.finish_reason for s in ended} == {FinishReason.ABORTED} and all(len(s.token_ids) for s in ended)
             await waiting
             assert time.monotonic() - began < 2.0
+            assert (await client.abort(ids)) == ([], ids)
+            holding, waiting = await fill_both_slots(client, ["drop-0", "drop-1"])
+            began = time.monotonic()
+            for task in holding:
+                task.cancel()
+            await waiting
+            assert time.monotonic() - began < 2.0
+
+
+async def fill_both_slots(client, ids: list[str]):
+    """Two requests that run and one that waits for a slot."""
+    endless, single = Sampling(max_tokens=2000, ignore_eos=True), Sampling(max_tokens=1)
+    holding = [
+        asyncio.create_task(client.generate([5], endless, mode=SAMPLING, timeout_s=60, request_id=i)) for i in ids
+    ]
+    await until(lambda: reports(client, running=2), 5)
+    waiting = asyncio.create_task(client.generate([7], single, mode=SAMPLING, timeout_s=60))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    return holding, waiting

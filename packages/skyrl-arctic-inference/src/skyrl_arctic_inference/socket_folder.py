@@ -10,17 +10,17 @@ from pathlib import Path
 
 PREFIX = "arctic-serve-"
 LOCK = "owner.lock"
+SHORT_ROOT = Path("/tmp")
+ROOT_LIMIT = 107 - len(f"/{PREFIX}12345678/") - 36  # a socket's path has 107 bytes at most, its name is a UUID
 
 
 class SocketFolder:
-    """A new folder under the system's temporary folder, held by a lock that the kernel drops with its owner.
+    """A new folder under the system's temporary folder (/tmp where that has too long a name for a socket), held by a
+    lock that the kernel drops with its owner. Making one removes those whose owner is dead."""
 
-    Making one removes those whose owner is dead. Close-on-exec and not inherited by forked engine processes' lifetime:
-    they die with the front, so the lock is free once the front is gone.
-    """
-
-    def __init__(self, parent: Path | None = None) -> None:
-        root = Path(tempfile.gettempdir()) if parent is None else parent
+    def __init__(self) -> None:
+        root = Path(tempfile.gettempdir())
+        root = root if len(os.fsencode(root)) <= ROOT_LIMIT else SHORT_ROOT
         remove_stale(root)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
         self._fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -56,7 +56,7 @@ def start_engine(settings: ServeSettings, folder: ModelFolder) -> tuple[VllmEngi
     llm.logger_manager, llm.log_stats = None, False  # the scheduler's own statistics are all that is read
     steps = StepObserver(llm.tokenizer, log_stats=False, stream_interval=1)
     llm.output_processor = steps
-    engine = VllmEngine(llm, steps, folder, deterministic_seed=settings.device == "cpu")
+    engine = VllmEngine(llm, steps, folder, on_cpu=settings.device == "cpu")
     return engine, {"import": imported - began, "engine": time.monotonic() - imported}
 
 

@@ -7,7 +7,7 @@ every engine step at once and in order, however slowly anybody reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 
 from skyrl_rollout.server.engine import (
     EngineCapabilities,
@@ -34,14 +34,14 @@ from skyrl_arctic_inference.engine.steps import StepObserver
 from skyrl_arctic_inference.engine.streams import RequestTokens
 
 DRAIN_TIMEOUT_S = 30.0
-SHUTDOWN_TIMEOUT_S = 5.0
+GPU_SHUTDOWN_TIMEOUT_S = 5.0  # a killed process on a CPU leaves nothing to give back
 DTYPES = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16"}
 
 
 class VllmEngine:
     """See `skyrl_rollout.server.engine.Engine`. Made by `engine.launch.start_engine`, before the event loop runs."""
 
-    def __init__(self, llm: AsyncLLM, steps: StepObserver, folder: ModelFolder, *, deterministic_seed: bool) -> None:
+    def __init__(self, llm: AsyncLLM, steps: StepObserver, folder: ModelFolder, *, on_cpu: bool) -> None:
         config = llm.vllm_config.model_config
         dtype = DTYPES[str(config.dtype)]
         self.identity = ModelIdentity(
@@ -57,7 +57,7 @@ class VllmEngine:
             logprob_modes=(LogprobMode.RAW, LogprobMode.TEMPERATURE, LogprobMode.SAMPLING),
             pause_modes=("abort", "wait", "keep"),
             kv_policies=("recompute", "retain"),
-            deterministic_seed=deterministic_seed,
+            deterministic_seed=on_cpu,  # the same logits in every batch: tests/test_generation.py
             stop_strings=folder.has_tokenizer,
         )
         self._llm = llm
@@ -66,13 +66,14 @@ class VllmEngine:
         self._eos = frozenset(folder.eos_token_ids)
         self._running: dict[str, RequestTokens] = {}
         self._is_closing = False
+        self._shutdown_timeout_s = 0.0 if on_cpu else GPU_SHUTDOWN_TIMEOUT_S
 
     def check(self, request: EngineRequest) -> None:
         """Raises ValueError for what vLLM would change, approximate, or crash on."""
         refuse_changed(request.sampling, vocab_size=self.identity.vocab_size)
         refuse_inexact(request.mode, request.sampling)
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[TokensMade | SampleEnded]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokensMade | SampleEnded, None]:
         """Yields what every sample makes. Raises EngineDead when the engine's process is gone."""
         tokens = RequestTokens(request, self._eos)
         self._running[request.request_id] = tokens
@@ -149,7 +150,8 @@ class VllmEngine:
 
     async def close(self) -> None:
         self._is_closing = True
-        self._llm.shutdown(timeout=SHUTDOWN_TIMEOUT_S)
+        self._llm.shutdown(timeout=self._shutdown_timeout_s)
+        self._llm.shutdown = lambda timeout=None: None  # its destructor calls it again when modules are gone
         self._staged.close()
 
     async def _submit(self, tokens: RequestTokens) -> None:
