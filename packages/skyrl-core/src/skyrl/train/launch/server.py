@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import shlex
 import signal
 import socket
@@ -32,6 +33,7 @@ PORT_TRIES = 5
 POLL_S = 0.25
 STOP_GRACE_S = 15.0
 LAST_LINES = 25
+PORT_TAKEN = re.compile(r"(address|port)\b.*\bin use", re.IGNORECASE)
 OnWait = Callable[[str], None]
 
 _numbers = itertools.count()
@@ -221,8 +223,7 @@ class ServerProcess:
             time.sleep(POLL_S)
 
     def _raise_dead(self) -> None:
-        said = "\n".join(self.last_lines()).lower()
-        kind = PortInUse if "in use" in said else ServerStartError
+        kind = PortInUse if PORT_TAKEN.search("\n".join(self.last_lines())) else ServerStartError
         raise kind(
             f"the server died while it started (exit code {self._process.returncode}); it said last "
             f"({self.log_file}):\n{self._said()}"
