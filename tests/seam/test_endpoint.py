@@ -28,15 +28,17 @@ async def served(url: str) -> list[tuple[list[int], list[float]]]:
     """Greedy tokens of the server for every prompt, with their logprobs."""
     client = await RolloutClient.connect(url)
     try:
-        generations = await asyncio.gather(*(
-            client.generate(
-                np.asarray(p, dtype=np.int32),
-                Sampling(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True),
-                mode=LogprobMode.RAW,
-                timeout_s=120,
+        generations = await asyncio.gather(
+            *(
+                client.generate(
+                    np.asarray(p, dtype=np.int32),
+                    Sampling(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True),
+                    mode=LogprobMode.RAW,
+                    timeout_s=120,
+                )
+                for p in prompts()
             )
-            for p in prompts()
-        ))
+        )
         return [(g.samples[0].token_ids.tolist(), g.samples[0].logprobs.tolist()) for g in generations]
     finally:
         await client.close()
@@ -96,18 +98,15 @@ def test_the_server_serves_the_weights_of_the_step(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_skipped_publish_is_noticed(tmp_path: Path) -> None:
     with VllmServer(tmp_path / "server.log") as server:
-        run = TrainingRun(
+        TrainingRun(
             tmp_path / "run",
             f"generator.inference_engine.external_server_urls=[{server.url}]",
             "trainer.max_training_steps=2",
             "trainer.hf_save_interval=2",
             "trainer.eval_interval=-1",
             "trainer.eval_before_train=false",
-        )
-        run.command[run.command.index("-m") : run.command.index("-m") + 2] = [
-            str(ROOT / "tests/seam/skips_the_last_publish.py")
-        ]
-        run.run()
+            entrypoint=[str(ROOT / "tests/seam/skips_the_last_publish.py")],
+        ).run()
         assert not serves(server.url, tmp_path / "run/exports/global_step_2/policy")
 
 
@@ -117,7 +116,5 @@ def test_only_the_url_changes(tmp_path: Path) -> None:
     steps = ("trainer.max_training_steps=2", "trainer.eval_interval=-1", "trainer.eval_before_train=false")
     with VllmServer(tmp_path / "server.log") as vllm, ReferenceServer("--model", str(TINY_MODEL)) as reference:
         for name, url in (("vllm", vllm.url), ("reference", reference.url)):
-            run = TrainingRun(
-                tmp_path / name, *steps, f"generator.inference_engine.external_server_urls=[{url}]"
-            ).run()
+            run = TrainingRun(tmp_path / name, *steps, f"generator.inference_engine.external_server_urls=[{url}]").run()
             assert sorted(run.steps()) == [1, 2]

@@ -1,9 +1,10 @@
 """Reward climbs on real parts: vLLM serves, the trainer learns, weights go back over gRPC."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from training_run import TrainingRun, mean
+from training_run import ROOT, TrainingRun, mean
 
 CONVERGENCE = (
     "trainer.train_batch_size=4",
@@ -40,3 +41,34 @@ def test_the_default_run_learns(tmp_path: Path, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["arctic_rl", "fsdp"])
 def test_the_default_run_learns_on_every_seed(tmp_path: Path, backend: str, seed: int) -> None:
     assert_it_learned(default_run(tmp_path, backend, seed))
+
+
+def gain(folder: Path, seed: int, **kwargs: Any) -> float:
+    """Mean reward of steps 5-9 minus that of steps 1-4, for 4 prompts x 4 samples."""
+    run = TrainingRun(folder, *CONVERGENCE, "trainer.backend=arctic_rl", f"trainer.seed={seed}", **kwargs).run()
+    for word in ("Step", "avg_pass@4", "avg_raw_reward", "sec/it", "trainer/global_step: 9"):
+        assert word in run.output
+    rewards = run.rewards()
+    assert len(rewards) == 9
+    return mean(rewards[4:]) - mean(rewards[:4])
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(400)
+def test_nine_small_steps_lift_the_reward(tmp_path: Path) -> None:
+    assert gain(tmp_path, seed=1) > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_nine_small_steps_lift_the_reward_over_five_seeds(tmp_path: Path) -> None:
+    gains = [gain(tmp_path / str(seed), seed=seed) for seed in range(1, 6)]
+    assert mean(gains) > 0, gains
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_with_the_wrong_sign_they_do_not(tmp_path: Path) -> None:
+    wrong = [str(ROOT / "tests/seam/wrong_sign.py")]
+    gains = [gain(tmp_path / str(seed), seed=seed, entrypoint=wrong) for seed in range(1, 6)]
+    assert mean(gains) < 0, gains

@@ -8,18 +8,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "packages/skyrl-core/src/skyrl/train/quickstart/embedded.yaml"
+MAIN_BASE = ("-m", "skyrl.train.entrypoints.main_base")
 
 
 class TrainingRun:
     """`python -m skyrl.train.entrypoints.main_base @embedded.yaml <overrides>` with its files under `folder`."""
 
-    def __init__(self, folder: Path, *overrides: str, base: Path | None = EMBEDDED) -> None:
+    def __init__(
+        self, folder: Path, *overrides: str, base: Path | None = EMBEDDED, entrypoint: Sequence[str] = MAIN_BASE
+    ) -> None:
+        """`entrypoint` is what follows `python`; `base` is the @file under the overrides."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.output_path = folder / "output.txt"
@@ -30,9 +35,7 @@ class TrainingRun:
             "trainer.logger=[jsonl]",
         ]
         base_argument = [f"@{base}"] if base else []
-        self.command = [
-            sys.executable, "-m", "skyrl.train.entrypoints.main_base", *base_argument, *places, *overrides,
-        ]  # fmt: skip
+        self.command = [sys.executable, *entrypoint, *base_argument, *places, *overrides]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environ: str) -> TrainingRun:
