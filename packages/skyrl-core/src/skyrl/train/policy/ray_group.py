@@ -70,20 +70,27 @@ class RayWorkers:
         environ |= worker_environ(cfg, plugin, os.environ)
         self._actors = [self._placement.actor(rank, environ, self.world_size) for rank in range(self.world_size)]
         self._where: list[dict[str, Any]] = []
+        self._broken = True  # until all ranks stand, and after a rank failed: the others may be waiting for it
         try:
             self._where = self._gather([a.whereabouts.remote() for a in self._actors], "start", START_TIMEOUT_S)
             self._gather(self._build(cfg, plugin, device, total_steps), "load the model", START_TIMEOUT_S)
+            self._broken = False
         except BaseException:
             self.close()
             raise
 
     def run(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         calls = [actor.run.remote(method, args) for actor, args in zip(self._actors, arguments, strict=True)]
-        return self._gather(calls, method, CALL_TIMEOUT_S)
+        try:
+            return self._gather(calls, method, CALL_TIMEOUT_S)
+        except BaseException:
+            self._broken = True
+            raise
 
     def close(self) -> None:
-        closing = [actor.run.remote("close", ()) for actor in self._actors]
-        ray.wait(closing, num_returns=len(closing), timeout=STOP_TIMEOUT_S)
+        if not self._broken:
+            closing = [actor.run.remote("close", ()) for actor in self._actors]
+            ray.wait(closing, num_returns=len(closing), timeout=STOP_TIMEOUT_S)
         for actor in self._actors:
             ray.kill(actor)
         self._placement.give_back()
