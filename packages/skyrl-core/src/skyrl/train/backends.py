@@ -104,9 +104,7 @@ def resolve(
     if isinstance(found, ModuleType):
         raise SystemExit(found.main() or 0)
     overrides.leaves.pop(tuple(OLDER_SPELLING.split(".")), None)
-    built = build(
-        make_config(**combine_parts(parts or {}, found.config_parts)), overrides, backends=installed()
-    )
+    built = build(make_config(**combine_parts(parts or {}, found.config_parts)), overrides, backends=installed())
     cfg = built.cfg.with_backend(found.name)
     keys = key_report.report(built, device_of(cfg))
     if found.report is not None:
