@@ -86,7 +86,7 @@ class PolicyContract:
             plain.gradients(batch, cfg.trainer.algorithm, TEMPERATURE), cfg.trainer.policy.optimizer_config
         )
         mean_entropy = float((entropy_T.detach() * batch.loss_mask_T).sum() / batch.loss_mask_T.sum())
-        assert math.isclose(metrics["policy/final_loss"], float(loss), rel_tol=1e-9)
+        assert math.isclose(metrics["policy/final_loss"], float(loss.detach()), rel_tol=1e-9)
         assert math.isclose(metrics["policy/policy_entropy"], mean_entropy, rel_tol=1e-9)
         assert math.isclose(metrics["policy/grad_norm"], norm, rel_tol=1e-6)
         assert math.isclose(metrics["policy/policy_lr"], 3e-4, rel_tol=1e-9)
