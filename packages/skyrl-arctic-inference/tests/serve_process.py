@@ -46,7 +46,7 @@ class ServeProcess:
         self.start_s = 0.0
 
     def __enter__(self) -> ServeProcess:
-        env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"OMP_NUM_THREADS": "1"}
+        env = server_environ()
         fds: tuple[int, ...] = ()
         if self._parent_fd is not None:
             fds, env["SKYRL_PARENT_FD"] = (self._parent_fd,), str(self._parent_fd)
@@ -109,6 +109,11 @@ class ServeProcess:
                     self.ready_line, self.url = found[0], found[1]
 
 
+def server_environ() -> dict[str, str]:
+    """One thread; and bytecode is kept, without which importing vLLM takes a minute."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"OMP_NUM_THREADS": "1"}
+
+
 def run_to_end(model: Path | str, *flags: str, listen: str = "127.0.0.1:0", timeout_s: float = 120.0):
     """A start that is expected to fail: the completed process, stderr and stdout as text."""
     need_environment()
@@ -117,7 +122,7 @@ def run_to_end(model: Path | str, *flags: str, listen: str = "127.0.0.1:0", time
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=server_environ(),
         check=False,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import save_file
-from serve_process import ARCTIC_SERVE, TINY_MODEL, ServeProcess, need_environment
+from serve_process import ARCTIC_SERVE, TINY_MODEL, ServeProcess, need_environment, server_environ
 from skyrl_rollout.client import RolloutClient
 from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling
 
@@ -44,7 +43,7 @@ def test_a_cut_is_exact_when_readers_lag_behind_the_engine(tmp_path: Path, model
     script = Path(__file__).with_name("lagging_reader.py")
     done = subprocess.run(
         [str(ARCTIC_SERVE.with_name("python")), str(script), str(TINY_MODEL), str(tmp_path / "other.safetensors")],
-        stdout=subprocess.PIPE, text=True, timeout=110, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, text=True, timeout=110, check=True, env=server_environ(),
     )  # fmt: skip
     requests = json.loads(done.stdout.splitlines()[-1])
     assert sum(r["made_at_pause"] - r["seen_at_pause"] for r in requests) > 20, "the readers did not lag"

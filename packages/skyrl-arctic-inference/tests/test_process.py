@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from serve_process import TINY_MODEL, ServeProcess, all_gone, run_to_end
+from skyrl_arctic_inference.socket_folder import SocketFolder
 from skyrl_rollout.client import RolloutClient
 from skyrl_rollout.errors import RolloutError
 from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling
@@ -73,19 +74,19 @@ def test_nothing_outlives_a_killed_front_or_a_parent_that_is_gone(short_folder: 
         assert pids
         server.kill()
         assert all_gone(pids, 5.0)
-    (left,) = short_folder.iterdir()  # sockets, which only the next start can remove
+    assert not list(short_folder.glob("arctic-serve-*"))
     read, write = os.pipe()
     with ServeProcess(TINY_MODEL, "--drain-grace-s", "0.2", parent_fd=read) as server:
         os.close(read)
-        assert not left.exists()
         pids = [server.pid, *server.engine_pids()]
         os.close(write)
         server.process.wait(20)
         assert all_gone(pids, 5.0)
-    assert list(short_folder.iterdir()) == []
+    assert not list(short_folder.glob("arctic-serve-*"))
 
 
-def test_a_front_killed_while_the_engine_starts_leaves_no_process(tmp_path: Path):
+def test_a_front_killed_while_the_engine_starts_leaves_no_process(short_folder: Path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(short_folder))
     with ServeProcess(TINY_MODEL, wait=False) as server:
         deadline = time.monotonic() + 120
         while not (pids := server.engine_pids()):
@@ -93,6 +94,10 @@ def test_a_front_killed_while_the_engine_starts_leaves_no_process(tmp_path: Path
             time.sleep(0.01)
         server.process.send_signal(signal.SIGKILL)
         assert all_gone(pids, 5.0)
+    assert len(list(short_folder.glob("arctic-serve-*"))) == 1  # sockets that no longer have an owner
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
+    SocketFolder().close()
+    assert not list(short_folder.glob("arctic-serve-*"))
 
 
 def test_sigterm_while_it_loads_ends_it_at_once():

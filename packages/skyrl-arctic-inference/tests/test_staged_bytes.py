@@ -78,7 +78,8 @@ def test_a_long_temporary_folder_is_not_used_for_sockets(tmp_path: Path, monkeyp
 
 def test_the_last_lines_of_stderr_are_kept_passed_on_and_name_the_cause():
     code = """
-import os, sys
+import os
+from skyrl_arctic_inference.last_lines import LastLines
 lines = LastLines()
 os.write(2, b"first\\n(EngineCore pid=7) ERROR [core.py:1] torch.OutOfMemoryError: no room left\\n")
 os.write(2, b"RuntimeError: Engine core initialization failed. See root cause above.\\n")

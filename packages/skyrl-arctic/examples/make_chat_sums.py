@@ -1,4 +1,4 @@
-"""Prompts for a chat model on which a small one is sometimes right: sums of two digits, after two worked examples.
+"""Prompts for a chat model on which a small one is sometimes right: one-digit sums after three worked examples.
 
 Rows are scored by the gsm8k environment: the answer has to read `#### 12`.
 
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 SEED = 7
-SIZES = {"train": 64, "eval": 16}
-WORKED = ((3, 4), (8, 5))
+SIZES = {"train": 56, "eval": 16}
+WORKED = ((3, 4), (8, 5), (6, 2))
 
 
 def messages(first: int, second: int) -> list[dict[str, str]]:
@@ -28,7 +28,7 @@ def messages(first: int, second: int) -> list[dict[str, str]]:
 
 def main(folder: Path) -> None:
     """Writes `train.jsonl` and `eval.jsonl`, which share no sum."""
-    sums = [(a, b) for a in range(2, 20) for b in range(2, 20) if (a, b) not in WORKED]
+    sums = [(a, b) for a in range(1, 10) for b in range(1, 10) if (a, b) not in WORKED]
     random.Random(SEED).shuffle(sums)
     folder.mkdir(parents=True, exist_ok=True)
     start = 0

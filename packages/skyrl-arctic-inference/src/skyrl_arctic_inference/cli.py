@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,10 @@ def main(argv: list[str] | None = None) -> int:
         options = options_from(args, world_size=settings.tensor_parallel_size)
         from skyrl_arctic_inference.server import run  # imports gRPC; the errors above come at once
 
-        return run(settings, options)
+        code = run(settings, options)
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(code)  # the interpreter takes two seconds to unload torch and vLLM; everything is closed by then
     except (ValueError, OSError) as error:
         print(f"arctic-serve: error: {error}", file=sys.stderr, flush=True)
         return EXIT_USAGE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import threading
 from collections import deque
 
@@ -39,14 +40,13 @@ class LastLines:
         return ""
 
     def close(self) -> None:
-        """What was written before is passed on first."""
-        os.dup2(self._real, 2)
-        os.write(self._wake_write, b".")
-        self._thread.join(timeout=2.0)
+        """What was written before is passed on first. Safe to call twice."""
+        if self._thread.is_alive():
+            os.dup2(self._real, 2)
+            os.write(self._wake_write, b".")
+            self._thread.join(timeout=2.0)
 
     def _pass_on(self) -> None:
-        import select
-
         poller = select.poll()
         poller.register(self._read, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
@@ -54,6 +54,8 @@ class LastLines:
             ready = {fd for fd, _ in poller.poll()}
             if self._read in ready:
                 data = os.read(self._read, 65536)
+                if not data:  # nobody has the other end any more
+                    return
                 os.write(self._real, data)
                 self._keep(data)
             elif self._wake_read in ready:

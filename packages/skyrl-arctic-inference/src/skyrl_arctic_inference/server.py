@@ -38,7 +38,7 @@ def run(settings: ServeSettings, options: ServerOptions) -> int:
     lines = LastLines()
     try:
         engine, times = start_engine(settings, folder)
-        return asyncio.run(_serve(engine, options, times, lines, parent))
+        return asyncio.run(_serve(engine, options, times, lines, parent, sockets))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except EngineStartError as error:
@@ -51,8 +51,15 @@ def run(settings: ServeSettings, options: ServerOptions) -> int:
 
 
 async def _serve(
-    engine: VllmEngine, options: ServerOptions, times: dict[str, float], lines: LastLines, parent: ParentWatch | None
+    engine: VllmEngine,
+    options: ServerOptions,
+    times: dict[str, float],
+    lines: LastLines,
+    parent: ParentWatch | None,
+    sockets: SocketFolder,
 ) -> int:
+    await engine.connected()
+    sockets.close()  # connected sockets need no name, so that even a killed server leaves none
     serving = asyncio.create_task(serve(engine, options, parent=parent, startup_s=times), name="serve")
     death = asyncio.create_task(engine.died(), name="engine death")
     await asyncio.wait((serving, death), return_when=asyncio.FIRST_COMPLETED)

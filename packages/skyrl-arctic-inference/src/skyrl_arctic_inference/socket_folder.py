@@ -1,4 +1,4 @@
-"""Where vLLM puts its sockets: a folder per server, so that what a killed one left can be told and removed."""
+"""Where vLLM puts its sockets while it starts: a folder per server, so that what a killed one left can be removed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ class SocketFolder:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Removes the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._fd)
+        """Removes the folder. Safe to call twice."""
+        if self._fd >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._fd)
+            self._fd = -1
 
 
 def remove_stale(root: Path) -> list[Path]:

@@ -141,6 +141,13 @@ class VllmEngine:
         waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
         return EngineLoad(stats.num_running_reqs, waiting, stats.kv_cache_usage, self._steps.count)
 
+    async def connected(self) -> None:
+        """Returns when the engine's process has answered once. Raises EngineDead."""
+        try:
+            await self._llm.get_supported_tasks()
+        except EngineDeadError:
+            raise EngineDead() from None
+
     async def died(self) -> None:
         """Returns when the engine's process is gone though nobody closed it."""
         self._llm._run_output_handler()
