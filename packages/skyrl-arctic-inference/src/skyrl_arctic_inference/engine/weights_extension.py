@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 TORCH_DTYPES = {
@@ -44,9 +45,27 @@ class WeightsExtension:
             initialize_layerwise_reload(model)
             loaded = model.load_weights(_tensors(staged, rows))
             finalize_layerwise_reload(model, self.model_config)
+            _repack_tied_heads(model, tied=self.model_config.hf_text_config.tie_word_embeddings)
         if loaded is not None and (missing := sorted(expected - set(loaded))):
             raise ValueError(f"{len(missing)} parameters got no new value: {', '.join(missing[:5])}")
         return len(rows)
+
+
+def _repack_tied_heads(model: torch.nn.Module, *, tied: bool) -> None:
+    """Gives an LM head that is tied to the embedding its new weights.
+
+    No tensor of the checkpoint is its own, so the reload passes it by, and on CPU it would go on with the copy that it
+    packed at the start: correct hidden states, old logits.
+    """
+    if not tied:
+        return
+    modules = list(model.modules())
+    heads = [m for m in modules if isinstance(m, ParallelLMHead)]
+    embeddings = [m for m in modules if isinstance(m, VocabParallelEmbedding) and not isinstance(m, ParallelLMHead)]
+    for head in heads:
+        (embedding,) = embeddings  # more than one would leave open which of them it is tied to
+        head.tie_weights(embedding)
+        head.quant_method.process_weights_after_loading(head)
 
 
 def _tensors(staged: mmap.mmap, rows: Sequence[Row]) -> Iterator[tuple[str, torch.Tensor]]:
