@@ -80,6 +80,13 @@ def test_threads_follow_omp_num_threads_and_else_take_half_of_the_cores(monkeypa
     assert default_cores() == max(allowed_cores() // 2, 1)
 
 
+def test_threads_sleep_while_they_wait_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert CPU.environment(Path("/x"))["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert CPU.environment(Path("/x"))["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
 def test_engine_arguments_are_json_or_a_bare_word():
     line = ["--model", "m", "--listen", "127.0.0.1:0", "--engine-arg", "a=1", "--engine-arg", 'b={"c": [2]}']
     args = build_parser().parse_args([*line, "--engine-arg", "d=word"])
