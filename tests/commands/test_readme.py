@@ -8,7 +8,16 @@ from readme_scenes import Scene, scenes
 
 SCENES = scenes(ROOT / "README.md")
 CHECK_COMMAND = "uv run tools/check.py"
+START_COMMAND = "pip install uv && uv run --package skyrl-arctic train"
 READY = "ready url="
+
+
+def parameters() -> list[object]:
+    """One per block. The whole default run is in the long tier: tests/seam/test_learning.py trains the same hundred steps."""
+    return [
+        pytest.param(scene, id=f"block {number}", marks=[pytest.mark.long] if scene.command == START_COMMAND else [])
+        for number, scene in enumerate(SCENES, start=1)
+    ]
 
 
 def test_the_test_command_of_the_readme_is_the_one_that_ci_and_contributors_run() -> None:
@@ -18,13 +27,13 @@ def test_the_test_command_of_the_readme_is_the_one_that_ci_and_contributors_run(
 
 
 def test_the_readme_shows_how_to_start_and_how_to_swap_the_server() -> None:
-    assert "pip install uv && uv run --package skyrl-arctic train" in [scene.command for scene in SCENES]
+    assert START_COMMAND in [scene.command for scene in SCENES]
     assert any(scene.background for scene in SCENES)
 
 
 @pytest.mark.ci
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("scene", SCENES, ids=[f"block {number}" for number in range(1, len(SCENES) + 1)])
+@pytest.mark.parametrize("scene", parameters())
 def test_a_block_runs_in_a_fresh_clone(clone: FreshClone, scene: Scene) -> None:
     if scene.command == CHECK_COMMAND:
         # This test is part of that very command: here only its table, so that it does not run inside itself.

@@ -38,7 +38,7 @@ def two_steps(folder: Path, door: str, url: str) -> TrainingRun:
     return run
 
 
-@pytest.mark.ci
+@pytest.mark.long  # tests/commands/test_doors.py opens the main ones in CI, from a fresh clone
 @pytest.mark.timeout(600)
 def test_all_doors_give_the_same_first_rewards(tmp_path: Path) -> None:
     with ReferenceServer("--model", str(TINY_MODEL)) as server:
