@@ -13,7 +13,7 @@ READY = "ready url="
 
 
 def parameters() -> list[object]:
-    """One per block. The whole default run is in the long tier: tests/seam/test_learning.py trains the same hundred steps."""
+    """One per block. The default run is in the long tier: tests/seam/test_learning.py trains the same hundred steps."""
     return [
         pytest.param(scene, id=f"block {number}", marks=[pytest.mark.long] if scene.command == START_COMMAND else [])
         for number, scene in enumerate(SCENES, start=1)
