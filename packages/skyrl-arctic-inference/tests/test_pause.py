@@ -110,9 +110,15 @@ async def test_wait_returns_after_running_requests_have_finished_and_queues_new_
 async def test_status_counts_what_runs_and_every_step(client):
     before = await client.status()
     running = start(client, 6)
-    await until(lambda: reports(client, running=6), 5)
-    status = await client.status()
-    assert status.kv_usage > 0 and status.step_counter > before.step_counter
+    seen = []
+
+    async def all_run_and_hold_cache() -> bool:
+        seen.append(await client.status())
+        return seen[-1].running == 6 and seen[-1].kv_usage > 0  # the first step reports the cache
+
+    await until(all_run_and_hold_cache, 5)
+    status = seen[-1]
+    assert status.step_counter > before.step_counter
     await asyncio.gather(*running)
     after = await client.status()
     assert after.running == 0 and after.kv_usage == 0 and after.step_counter > status.step_counter
