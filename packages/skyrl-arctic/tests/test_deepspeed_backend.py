@@ -33,15 +33,13 @@ class TestZero0(DeepSpeedContract):
 class PartitionedContract(DeepSpeedContract):
     """From stage 1 on DeepSpeed's optimizer is float32, so what the suite asks in float64 is asked in float32 here."""
 
+    test_logprobs_equal_the_plain_reference_in_the_order_of_the_batch_in_float64 = None
     test_gradients_equal_the_plain_reference_in_float64 = None
+    test_gradients_of_the_regular_loss_equal_the_plain_reference_in_float64 = None
     test_weights_after_five_steps_equal_the_plain_reference_in_float64 = None
 
-    def test_logprobs_equal_the_plain_reference_and_keep_the_order_of_the_batch(self, tmp_path: Path) -> None:
-        model, batch = suite.tiny_model(tmp_path), suite.random_minibatch(1)
-        with self.group(model, micro=3) as (group, _cfg):
-            ours = group.logprobs(batch, temperature=suite.TEMPERATURE)
-        expected, _ = PlainPolicy.load(model).logprobs(batch, suite.TEMPERATURE)
-        assert suite.largest_gap(ours, expected.detach()) < suite.LOGPROB_TOLERANCE[suite.FLOAT32]
+    def test_gradients_of_the_regular_loss_equal_the_plain_reference_in_float32(self, tmp_path: Path) -> None:
+        self._compare_gradients(tmp_path, suite.FLOAT32, loss="regular")
 
     def test_the_gradient_does_not_depend_on_the_size_of_micro_batches(self, tmp_path: Path) -> None:
         model, batch = suite.tiny_model(tmp_path), suite.scored(suite.random_minibatch(4))
