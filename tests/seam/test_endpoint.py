@@ -86,7 +86,7 @@ def train_to(folder: Path, url: str, step: int, *overrides: str) -> Path:
 @pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_the_server_serves_the_weights_of_the_step(tmp_path: Path) -> None:
-    with VllmServer(tmp_path / "server.log") as server:
+    with VllmServer() as server:
         assert serves(server.url, TINY_MODEL)
         for step in (1, 50, 100):
             export = train_to(tmp_path / "run", server.url, step)
@@ -97,7 +97,7 @@ def test_the_server_serves_the_weights_of_the_step(tmp_path: Path) -> None:
 @pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_a_skipped_publish_is_noticed(tmp_path: Path) -> None:
-    with VllmServer(tmp_path / "server.log") as server:
+    with VllmServer() as server:
         TrainingRun(
             tmp_path / "run",
             f"generator.inference_engine.external_server_urls=[{server.url}]",
@@ -114,7 +114,7 @@ def test_a_skipped_publish_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_only_the_url_changes(tmp_path: Path) -> None:
     steps = ("trainer.max_training_steps=2", "trainer.eval_interval=-1", "trainer.eval_before_train=false")
-    with VllmServer(tmp_path / "server.log") as vllm, ReferenceServer("--model", str(TINY_MODEL)) as reference:
+    with VllmServer() as vllm, ReferenceServer("--model", str(TINY_MODEL)) as reference:
         for name, url in (("vllm", vllm.url), ("reference", reference.url)):
             run = TrainingRun(tmp_path / name, *steps, f"generator.inference_engine.external_server_urls=[{url}]").run()
             assert sorted(run.steps()) == [1, 2]

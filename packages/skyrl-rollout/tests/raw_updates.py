@@ -11,11 +11,11 @@ from pathlib import Path
 
 import google_crc32c
 import numpy as np
-from reference_process import RawCalls, fence
+from raw_calls import RawCalls, fence
 from skyrl_rollout import wire
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.v1 import weights_pb2 as pb
-from skyrl_rollout.weights.manifest import Manifest, TensorLayout, place, with_digest
+from skyrl_rollout.weights.manifest import Manifest, TensorLayout, content_digest, place
 from skyrl_rollout.weights.shm import namespace_id
 
 VOCAB = 64
@@ -55,7 +55,7 @@ def draft(
         view = memoryview(shard)[spec.offset : spec.offset + spec.layout.nbytes]
         if value is not None:
             view[:] = np.ascontiguousarray(value).tobytes()
-        done.append(with_digest(spec, view))
+        done.append(replace(spec, content_digest=content_digest(view)))
     return Draft(Manifest(version, tuple(done)), shard)
 
 

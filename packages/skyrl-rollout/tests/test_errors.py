@@ -28,8 +28,18 @@ def test_a_reason_of_a_later_version_keeps_its_code_and_name() -> None:
     assert (type(got), got.code, got.reason) == (errors.RolloutError, grpc.StatusCode.ABORTED, "FROM_THE_FUTURE")
 
 
-def test_only_unavailable_and_exhausted_are_retried() -> None:
-    assert errors.Overloaded("x").retried
-    assert errors.Draining("x").retried
-    assert not errors.Fenced("x").retried
-    assert not errors.DeadlineExceeded("x").retried
+@pytest.mark.parametrize(
+    ("error", "retried"),
+    [
+        (errors.Draining("x"), True),
+        (errors.Cancelled("x"), True),
+        (errors.Overloaded("x", retry_after_s=1.0), True),
+        (errors.Overloaded("x"), False),
+        (errors.StagingFull("x"), False),
+        (errors.Fenced("x"), False),
+        (errors.DeadlineExceeded("x"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_refusal_is_retried_where_waiting_can_cure_it(error: errors.RolloutError, retried: bool) -> None:
+    assert error.retried is retried

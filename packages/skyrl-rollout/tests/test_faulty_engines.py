@@ -10,15 +10,16 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2
+from raw_calls import Answer, RawCalls, ask, raw_calls, refused
 from raw_updates import commit, draft, staged, state, version
-from reference_process import Answer, RawCalls, ReferenceProcess, ask, raw_calls, refused, server_process
+from skyrl_rollout.reference.process import ServedProcess
 from skyrl_rollout.v1 import control_pb2
 
 SCRIPT = str(Path(__file__).with_name("faulty_server.py"))
 
 
-def faulty(fault: str) -> AbstractContextManager[ReferenceProcess]:
-    return server_process([sys.executable, SCRIPT, fault])
+def faulty(fault: str) -> AbstractContextManager[ServedProcess]:
+    return ServedProcess([sys.executable, SCRIPT, fault])
 
 
 async def health(calls: RawCalls) -> int:

@@ -14,21 +14,22 @@ import numpy as np
 import pytest
 import xxhash
 from google.protobuf.duration_pb2 import Duration
-from reference_process import PROMPT, Answer, RawCalls, ReferenceProcess, ask, raw_calls, reference_server, refused
+from raw_calls import PROMPT, Answer, RawCalls, ask, raw_calls, refused
+from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.v1 import generation_pb2 as pb
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ReferenceProcess]:
-    with reference_server() as process:
+def server() -> Iterator[ReferenceServer]:
+    with ReferenceServer() as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def slow() -> Iterator[ReferenceProcess]:
+def slow() -> Iterator[ReferenceServer]:
     """A token every 5 ms."""
-    with reference_server("--token-delay-ms", "5", "--max-concurrent", "3") as process:
+    with ReferenceServer("--token-delay-ms", "5", "--max-concurrent", "3") as process:
         yield process
 
 
@@ -44,7 +45,7 @@ async def idle(calls: RawCalls) -> bool:
     return status.running == status.waiting == status.frozen == 0
 
 
-async def test_the_digest_of_the_prompt_is_that_of_the_bytes_sent(server: ReferenceProcess) -> None:
+async def test_the_digest_of_the_prompt_is_that_of_the_bytes_sent(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         answer = await calls.generate(ask())
     assert answer.started is not None
@@ -52,7 +53,7 @@ async def test_the_digest_of_the_prompt_is_that_of_the_bytes_sent(server: Refere
     assert answer.started.instance_id == server.ready["instance"]
 
 
-async def test_every_delta_has_a_logprob_per_token_and_the_next_offset(server: ReferenceProcess) -> None:
+async def test_every_delta_has_a_logprob_per_token_and_the_next_offset(server: ReferenceServer) -> None:
     request = ask(200, num_samples=3, stream=pb.StreamOptions(min_tokens_per_event=16))
     async with raw_calls(server) as calls:
         answer = await calls.generate(request)
@@ -70,7 +71,7 @@ async def test_every_delta_has_a_logprob_per_token_and_the_next_offset(server: R
         assert answer.spans(sample) == [(0, 200, 0, 0)]
 
 
-async def test_the_stop_token_is_the_last_token_and_is_named(server: ReferenceProcess) -> None:
+async def test_the_stop_token_is_the_last_token_and_is_named(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         free = await calls.generate(ask(50))
         stop = free.tokens()[20]
@@ -88,7 +89,7 @@ async def test_unset_parameters_are_those_of_the_protocol_not_of_the_model_folde
     )
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.8, "eos_token_id": [3, 5]}))
     write_safetensors(tmp_path / "model.safetensors", {"b": (40, 2), "a": (2,)})
-    with reference_server("--model", str(tmp_path)) as server:
+    with ReferenceServer("--model", str(tmp_path)) as server:
         async with raw_calls(server) as calls:
             answer = await calls.generate(
                 pb.GenerateRequest(request_id="r", prompt_token_ids=PROMPT.tobytes(), num_samples=1)
@@ -105,7 +106,7 @@ async def test_unset_parameters_are_those_of_the_protocol_not_of_the_model_folde
     assert info.model.max_context == 100
 
 
-async def test_temperature_zero_is_greedy(server: ReferenceProcess) -> None:
+async def test_temperature_zero_is_greedy(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         one = await calls.generate(ask(sampling={"temperature": 0.0, "seed": 1}))
         two = await calls.generate(ask(sampling={"temperature": 0.0, "seed": 2}))
@@ -113,7 +114,7 @@ async def test_temperature_zero_is_greedy(server: ReferenceProcess) -> None:
     assert one.tokens() == two.tokens() != other.tokens()
 
 
-async def test_max_tokens_beyond_the_context_ends_with_length(server: ReferenceProcess) -> None:
+async def test_max_tokens_beyond_the_context_ends_with_length(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         answer = await calls.generate(ask(10**6))
     assert answer.reason() == "LENGTH"
@@ -141,7 +142,7 @@ async def test_max_tokens_beyond_the_context_ends_with_length(server: ReferenceP
         ({"extras": [77]}, "extras"),
     ],
 )
-async def test_a_wrong_field_is_refused_by_name(server: ReferenceProcess, change: dict, named: str) -> None:
+async def test_a_wrong_field_is_refused_by_name(server: ReferenceServer, change: dict, named: str) -> None:
     async with raw_calls(server) as calls:
         error = await refused(calls.stream(ask(**change)))
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -152,13 +153,14 @@ async def test_a_wrong_field_is_refused_by_name(server: ReferenceProcess, change
     ("change", "capability"),
     [
         ({"extras": [pb.EXTRA_ROUTED_EXPERTS]}, "extras"),
+        ({"priority": 1}, "priority"),
         ({"logprobs": pb.LogprobOptions(top_k=5)}, "max_top_logprobs"),
         ({"logprobs": pb.LogprobOptions(prompt_last_n=1)}, "prompt_logprobs"),
         ({"sampling": {"stop_strings": ["x"]}}, "stop_strings"),
     ],
 )
 async def test_what_is_not_offered_is_refused_with_the_name_of_the_capability(
-    server: ReferenceProcess, change: dict, capability: str
+    server: ReferenceServer, change: dict, capability: str
 ) -> None:
     async with raw_calls(server) as calls:
         error = await refused(calls.stream(ask(**change)))
@@ -166,7 +168,7 @@ async def test_what_is_not_offered_is_refused_with_the_name_of_the_capability(
     assert error.details["capability"] == capability
 
 
-async def test_an_unlisted_backend_option_is_refused_and_an_unknown_field_ignored(server: ReferenceProcess) -> None:
+async def test_an_unlisted_backend_option_is_refused_and_an_unknown_field_ignored(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         request = ask()
         request.backend_options["spec"] = 1
@@ -181,7 +183,7 @@ async def test_an_unlisted_backend_option_is_refused_and_an_unknown_field_ignore
     assert score.details["capability"] == "score"
 
 
-async def test_two_calls_with_one_id_share_one_execution(slow: ReferenceProcess) -> None:
+async def test_two_calls_with_one_id_share_one_execution(slow: ReferenceServer) -> None:
     request = ask(60, stream=pb.StreamOptions(min_tokens_per_event=8))
     async with raw_calls(slow) as calls:
         before = (await calls.status()).tokens_generated
@@ -193,7 +195,7 @@ async def test_two_calls_with_one_id_share_one_execution(slow: ReferenceProcess)
     assert made == 60
 
 
-async def test_an_id_with_other_bytes_is_refused(server: ReferenceProcess) -> None:
+async def test_an_id_with_other_bytes_is_refused(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         await calls.generate(ask(4, request_id="once"))
         error = await refused(calls.stream(ask(5, request_id="once")))
@@ -202,7 +204,7 @@ async def test_an_id_with_other_bytes_is_refused(server: ReferenceProcess) -> No
     assert beyond.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_dropped_stream_goes_on_after_the_last_event_seen(slow: ReferenceProcess) -> None:
+async def test_a_dropped_stream_goes_on_after_the_last_event_seen(slow: ReferenceServer) -> None:
     fields = {"stream": pb.StreamOptions(min_tokens_per_event=4), "detach_grace": Duration(seconds=10)}
     request = ask(60, **fields)
     first = Answer()
@@ -219,7 +221,7 @@ async def test_a_dropped_stream_goes_on_after_the_last_event_seen(slow: Referenc
     assert rest.deltas[0].offset == len(first.tokens())
 
 
-async def test_dropping_the_call_without_grace_frees_the_engine(slow: ReferenceProcess) -> None:
+async def test_dropping_the_call_without_grace_frees_the_engine(slow: ReferenceServer) -> None:
     async with raw_calls(slow) as calls:
         call = calls.stream(ask(4000))
         await call.read()
@@ -228,7 +230,7 @@ async def test_dropping_the_call_without_grace_frees_the_engine(slow: ReferenceP
         await until(lambda: idle(calls), 2)
 
 
-async def test_the_grace_ends_the_work_when_nobody_comes_back(slow: ReferenceProcess) -> None:
+async def test_the_grace_ends_the_work_when_nobody_comes_back(slow: ReferenceServer) -> None:
     async with raw_calls(slow) as calls:
         request = ask(4000, detach_grace=Duration(nanos=300_000_000))
         call = calls.stream(request)
@@ -242,7 +244,7 @@ async def test_the_grace_ends_the_work_when_nobody_comes_back(slow: ReferencePro
     assert 0 < len(late.tokens()) == late.finished[0].num_tokens < 4000
 
 
-async def test_abort_is_a_result_that_keeps_the_tokens(slow: ReferenceProcess) -> None:
+async def test_abort_is_a_result_that_keeps_the_tokens(slow: ReferenceServer) -> None:
     async with raw_calls(slow) as calls:
         victim, other = ask(4000, num_samples=2), ask(100)
         tasks = [asyncio.create_task(calls.generate(r)) for r in (victim, other)]
@@ -259,14 +261,14 @@ async def test_abort_is_a_result_that_keeps_the_tokens(slow: ReferenceProcess) -
     assert (finished.reason(), len(finished.tokens())) == ("LENGTH", 100)
 
 
-async def test_a_passed_deadline_ends_the_work_in_spite_of_its_grace(slow: ReferenceProcess) -> None:
+async def test_a_passed_deadline_ends_the_work_in_spite_of_its_grace(slow: ReferenceServer) -> None:
     async with raw_calls(slow) as calls:
         error = await refused(calls.stream(ask(4000, detach_grace=Duration(seconds=60)), timeout_s=0.4))
         assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: idle(calls), 2)
 
 
-async def test_a_seeded_request_repeats_whatever_else_runs(server: ReferenceProcess) -> None:
+async def test_a_seeded_request_repeats_whatever_else_runs(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         alone = await calls.generate(ask(50, num_samples=4))
         crowd = [calls.generate(ask(50, sampling={"seed": i})) for i in range(20)]
@@ -279,7 +281,7 @@ async def test_a_seeded_request_repeats_whatever_else_runs(server: ReferenceProc
     assert len({tuple(alone.tokens(s)) for s in range(4)}) == 4
 
 
-async def test_silence_is_filled_with_heartbeats(slow: ReferenceProcess) -> None:
+async def test_silence_is_filled_with_heartbeats(slow: ReferenceServer) -> None:
     stream = pb.StreamOptions(final_only=True, heartbeat=Duration(nanos=100_000_000))
     async with raw_calls(slow) as calls:
         answer = await calls.generate(ask(120, stream=stream))
@@ -293,14 +295,14 @@ async def test_silence_is_filled_with_heartbeats(slow: ReferenceProcess) -> None
     assert (first.seq, first.heartbeat.phase) == (0, pb.Heartbeat.PHASE_QUEUED)
 
 
-async def test_few_tokens_are_sent_when_they_have_waited_long_enough(slow: ReferenceProcess) -> None:
+async def test_few_tokens_are_sent_when_they_have_waited_long_enough(slow: ReferenceServer) -> None:
     stream = pb.StreamOptions(min_tokens_per_event=10_000, max_event_delay=Duration(nanos=50_000_000))
     async with raw_calls(slow) as calls:
         answer = await calls.generate(ask(100, stream=stream))
     assert len(answer.deltas) >= 5
 
 
-async def test_what_exceeds_the_limit_is_refused_before_it_is_accepted(slow: ReferenceProcess) -> None:
+async def test_what_exceeds_the_limit_is_refused_before_it_is_accepted(slow: ReferenceServer) -> None:
     async with raw_calls(slow) as calls:
         await until(lambda: idle(calls))
         streams = [calls.stream(ask(4000)) for _ in range(3)]
@@ -314,7 +316,7 @@ async def test_what_exceeds_the_limit_is_refused_before_it_is_accepted(slow: Ref
     assert error.retry_after_s
 
 
-async def test_a_reader_that_stalls_does_not_hold_up_the_others(server: ReferenceProcess) -> None:
+async def test_a_reader_that_stalls_does_not_hold_up_the_others(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls, raw_calls(server) as others:
         stalled = calls.stream(ask(4000, num_samples=64, stream=pb.StreamOptions(min_tokens_per_event=1)))
         await stalled.read()

@@ -17,9 +17,10 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from raw_calls import RawCalls, ask, fence, raw_calls, refused
 from raw_updates import draft, published, version
-from reference_process import RawCalls, ReferenceProcess, ask, command, fence, raw_calls, reference_server, refused
 from skyrl_rollout.cli import main
+from skyrl_rollout.reference.process import ReferenceServer, reference_command
 from skyrl_rollout.server.health import SERVICES
 from skyrl_rollout.server.lifetime import PARENT_FD_VARIABLE
 from skyrl_rollout.v1 import control_pb2
@@ -30,12 +31,12 @@ SLOW = ("--token-delay-ms", "5")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ReferenceProcess]:
-    with reference_server(*SLOW) as process:
+def server() -> Iterator[ReferenceServer]:
+    with ReferenceServer(*SLOW) as process:
         yield process
 
 
-async def test_the_ready_line_names_url_instance_model_and_version(server: ReferenceProcess) -> None:
+async def test_the_ready_line_names_url_instance_model_and_version(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         info = await calls.engine.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=10)
     assert server.ready["instance"] == info.instance_id
@@ -48,7 +49,7 @@ async def test_the_ready_line_names_url_instance_model_and_version(server: Refer
 async def test_a_restarted_server_is_a_new_instance_at_version_zero() -> None:
     ids = []
     for _ in range(2):
-        with reference_server() as process:
+        with ReferenceServer() as process:
             async with raw_calls(process) as calls:
                 ids.append(process.ready["instance"])
                 assert await version(calls) == 0
@@ -57,7 +58,7 @@ async def test_a_restarted_server_is_a_new_instance_at_version_zero() -> None:
     assert ids[0] != ids[1]
 
 
-async def test_health_is_told_per_service_and_watch_follows_the_state(server: ReferenceProcess) -> None:
+async def test_health_is_told_per_service_and_watch_follows_the_state(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         for service in ("", *SERVICES):
             reply = await calls.health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
@@ -82,7 +83,7 @@ async def test_health_is_told_per_service_and_watch_follows_the_state(server: Re
         watch.cancel()
 
 
-async def test_status_is_told_at_once_and_at_every_interval(server: ReferenceProcess) -> None:
+async def test_status_is_told_at_once_and_at_every_interval(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         request = control_pb2.WatchStatusRequest(interval=Duration(nanos=100_000_000))
         began = time.monotonic()
@@ -93,7 +94,7 @@ async def test_status_is_told_at_once_and_at_every_interval(server: ReferencePro
     assert 0.2 < time.monotonic() - began < 5
 
 
-async def test_reflection_lists_the_services(server: ReferenceProcess) -> None:
+async def test_reflection_lists_the_services(server: ReferenceServer) -> None:
     async with raw_calls(server) as calls:
         stub = reflection_pb2_grpc.ServerReflectionStub(calls.channel)
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
@@ -102,7 +103,7 @@ async def test_reflection_lists_the_services(server: ReferenceProcess) -> None:
 
 
 async def test_sigterm_lets_running_work_finish_and_ends_every_stream_with_a_reason() -> None:
-    with reference_server(*SLOW, "--drain-grace-s", "1", "--max-running", "6") as process:
+    with ReferenceServer(*SLOW, "--drain-grace-s", "1", "--max-running", "6") as process:
         async with raw_calls(process) as calls, raw_calls(process) as others:
             short, long = ask(60), ask(4000)
             waits = ask(5, version=pb.VersionPolicy(min_weight_version=7))
@@ -122,7 +123,7 @@ async def test_sigterm_lets_running_work_finish_and_ends_every_stream_with_a_rea
 
 
 async def test_sigterm_while_paused_does_not_wait_for_frozen_work() -> None:
-    with reference_server(*SLOW, "--drain-grace-s", "30") as process:
+    with ReferenceServer(*SLOW, "--drain-grace-s", "30") as process:
         async with raw_calls(process) as calls:
             task = asyncio.create_task(calls.generate(ask(4000)))
             await asyncio.sleep(0.2)
@@ -136,7 +137,7 @@ async def test_sigterm_while_paused_does_not_wait_for_frozen_work() -> None:
 
 
 async def test_a_killed_server_is_seen_as_unavailable() -> None:
-    with reference_server(*SLOW) as process:
+    with ReferenceServer(*SLOW) as process:
         async with raw_calls(process) as calls:
             stream = calls.stream(ask(4000))
             await stream.read()
@@ -145,8 +146,8 @@ async def test_a_killed_server_is_seen_as_unavailable() -> None:
     assert error.code is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_port_in_use_is_one_line_and_an_exit_code(server: ReferenceProcess) -> None:
-    done = subprocess.run(command(listen=server.target), capture_output=True, text=True, timeout=30)
+def test_a_port_in_use_is_one_line_and_an_exit_code(server: ReferenceServer) -> None:
+    done = subprocess.run(reference_command(listen=server.target), capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert server.target in done.stderr
@@ -173,10 +174,10 @@ def test_a_bad_option_is_one_line_and_an_exit_code(
 
 async def test_a_unix_socket_serves_and_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
-    with reference_server(listen=f"unix:{path}") as process:
+    with ReferenceServer(listen=f"unix:{path}") as process:
         async with raw_calls(process) as calls:
             assert len((await calls.generate(ask(3))).tokens()) == 3
-        taken = await asyncio.create_subprocess_exec(*command(listen=f"unix:{path}"), stderr=subprocess.PIPE)
+        taken = await asyncio.create_subprocess_exec(*reference_command(listen=f"unix:{path}"), stderr=subprocess.PIPE)
         _, said = await taken.communicate()
         assert (taken.returncode, b"in use" in said) == (1, True)
         assert process.stop() == 0
@@ -184,7 +185,7 @@ async def test_a_unix_socket_serves_and_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-async def test_a_silent_call_with_frequent_pings_survives(server: ReferenceProcess) -> None:
+async def test_a_silent_call_with_frequent_pings_survives(server: ReferenceServer) -> None:
     options = [("grpc.keepalive_time_ms", 1000), ("grpc.http2.max_pings_without_data", 0)]
     quiet = ask(
         3, version=pb.VersionPolicy(min_weight_version=9), stream=pb.StreamOptions(heartbeat=Duration(seconds=60))
@@ -197,7 +198,7 @@ async def test_a_silent_call_with_frequent_pings_survives(server: ReferenceProce
 def test_the_death_of_the_process_that_started_it_ends_the_server() -> None:
     reading, writing = os.pipe()
     process = subprocess.Popen(
-        command(*SLOW, "--drain-grace-s", "0.5"),
+        reference_command(*SLOW, "--drain-grace-s", "0.5"),
         stdout=subprocess.PIPE,
         text=True,
         pass_fds=(reading,),
@@ -217,7 +218,9 @@ def test_the_death_of_the_process_that_started_it_ends_the_server() -> None:
 
 
 def test_a_sigkilled_parent_leaves_no_server_behind(tmp_path: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, *command(*SLOW)], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *reference_command(*SLOW)], stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     assert parent.stdout.readline().startswith("ready ")

@@ -11,8 +11,9 @@ import grpc.aio
 import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from raw_calls import Answer, RawCalls, ask, fence, raw_calls, refused
 from raw_updates import commit, draft, forcing, published, staged, version
-from reference_process import Answer, RawCalls, ReferenceProcess, ask, fence, raw_calls, reference_server, refused
+from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.v1 import generation_pb2 as pb
 
@@ -20,14 +21,14 @@ ABORT, WAIT, KEEP = control_pb2.PAUSE_MODE_ABORT, control_pb2.PAUSE_MODE_WAIT, c
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ReferenceProcess]:
+def server() -> Iterator[ReferenceServer]:
     """A token every 5 ms, and weights that are visible in what is said."""
-    with reference_server("--logits", "canary", "--token-delay-ms", "5") as process:
+    with ReferenceServer("--logits", "canary", "--token-delay-ms", "5") as process:
         yield process
 
 
 @pytest.fixture
-async def calls(server: ReferenceProcess) -> AsyncIterator[RawCalls]:
+async def calls(server: ReferenceServer) -> AsyncIterator[RawCalls]:
     async with raw_calls(server) as opened:
         yield opened
 
@@ -100,7 +101,7 @@ async def test_a_commit_while_a_request_runs_says_exactly_where_the_versions_mee
         d = await staged(calls, epoch, draft(now + 2, forcing(13)))
 
 
-async def test_the_cut_is_exact_when_the_reader_is_slow(calls: RawCalls, server: ReferenceProcess, epoch: int) -> None:
+async def test_the_cut_is_exact_when_the_reader_is_slow(calls: RawCalls, server: ReferenceServer, epoch: int) -> None:
     now = await version(calls)
     await published(calls, epoch, draft(now + 1, forcing(21)))
     d = await staged(calls, epoch, draft(now + 2, forcing(22)))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zstandard
 from google.protobuf.duration_pb2 import Duration
+from raw_calls import RawCalls, ask, fence, raw_calls, refused
 from raw_updates import (
     LAYOUT,
     begin,
@@ -31,21 +32,21 @@ from raw_updates import (
     state,
     version,
 )
-from reference_process import RawCalls, ReferenceProcess, ask, fence, raw_calls, reference_server, refused
 from skyrl_rollout import wire
+from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.v1 import weights_pb2 as pb
 from skyrl_rollout.weights.manifest import TensorLayout
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ReferenceProcess]:
-    with reference_server("--logits", "canary", "--max-chunk-bytes", "65536") as process:
+def server() -> Iterator[ReferenceServer]:
+    with ReferenceServer("--logits", "canary", "--max-chunk-bytes", "65536") as process:
         yield process
 
 
 @pytest.fixture
-async def calls(server: ReferenceProcess) -> AsyncIterator[RawCalls]:
+async def calls(server: ReferenceServer) -> AsyncIterator[RawCalls]:
     async with raw_calls(server) as opened:
         yield opened
 
@@ -196,7 +197,7 @@ async def test_compressed_chunks_are_taken_and_bombs_are_not(calls: RawCalls, ep
 
 
 async def test_shared_memory_is_mapped_checked_and_committed(
-    server: ReferenceProcess, calls: RawCalls, epoch: int
+    server: ReferenceServer, calls: RawCalls, epoch: int
 ) -> None:
     now = await version(calls)
     d = draft(now + 1, forcing(40))
@@ -303,7 +304,7 @@ async def test_an_update_is_aborted_when_its_lease_runs_out(calls: RawCalls, epo
 
 
 async def test_an_update_larger_than_the_memory_is_refused_at_begin(tmp_path: object) -> None:
-    with reference_server("--vocab-size", str(1 << 20)) as server:
+    with ReferenceServer("--vocab-size", str(1 << 20)) as server:
         async with raw_calls(server) as calls:
             info = await calls.engine.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=10)
             layout = tuple(wire.layout_from_pb(t) for t in info.model.tensors)
@@ -337,7 +338,7 @@ async def test_kinds_and_transports_that_are_not_offered_are_named(
     assert (error.code, error.details["capability"]) == (grpc.StatusCode.UNIMPLEMENTED, capability)
 
 
-def maps(server: ReferenceProcess) -> str:
+def maps(server: ReferenceServer) -> str:
     return Path(f"/proc/{server.process.pid}/maps").read_text()
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from skyrl_rollout.calls import Backoff, Caller, closed_here, is_retried, unreachable
+from skyrl_rollout.calls import Backoff, Caller, closed_here, unreachable
 from skyrl_rollout.errors import CorruptBytes, DeadlineExceeded, RolloutError, ServerUnreachable, from_rpc_error
 from skyrl_rollout.events import Event, Heartbeat, SampleFinished, Started, event_from_pb
 from skyrl_rollout.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
@@ -149,7 +149,7 @@ class AttachedStream:
         left = self._left_s()
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED or left <= 0:
             raise self._too_late(error)
-        if not is_retried(error) or (self._seq and not self._request.HasField("detach_grace")):
+        if not error.retried or (self._seq and not self._request.HasField("detach_grace")):
             raise error
         now = asyncio.get_running_loop().time()
         if not isinstance(error, ServerUnreachable):

@@ -50,15 +50,6 @@ class Backoff:
         self.attempts = 0
 
 
-def is_retried(error: RolloutError) -> bool:
-    """UNAVAILABLE; CANCELLED, which a server under a burst answers to calls that it never began; and RESOURCE_EXHAUSTED
-    where the server said when to come back: without that it means a message that is too large or an update that has no
-    room, and waiting cures neither."""
-    if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return error.retry_after_s is not None
-    return error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-
 class Caller:
     """Unary calls to one server: `await caller(stub.Pause, request, what="Pause", timeout_s=10)`."""
 
@@ -81,7 +72,7 @@ class Caller:
                 raise closed_here(self.url, what) from None
             if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 break
-            if not is_retried(error):
+            if not error.retried:
                 raise error
             last, wait = error, backoff.next_s(error.retry_after_s)
             if loop.time() + wait >= deadline:

@@ -13,7 +13,6 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 DOMAIN = "rollout.skyrl"
-RETRIED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 
 class RolloutError(Exception):
@@ -47,8 +46,15 @@ class RolloutError(Exception):
 
     @property
     def retried(self) -> bool:
-        """Whether the same call may be sent again as it is."""
-        return self.code in RETRIED
+        """Whether the same call may be sent again as it is.
+
+        UNAVAILABLE; CANCELLED, which a server under a burst answers to calls that it never began; and
+        RESOURCE_EXHAUSTED where the server said when to come back: without that it means a message that is too large
+        or an update that has no room, and waiting cures neither.
+        """
+        if self.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return self.retry_after_s is not None
+        return self.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class ServerUnreachable(RolloutError):

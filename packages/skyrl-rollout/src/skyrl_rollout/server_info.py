@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from skyrl_rollout import wire
 from skyrl_rollout.errors import MissingCapability
@@ -46,6 +46,7 @@ class ServerCapabilities:
     reset_cache: bool
     prompt_logprobs: bool
     abort: bool
+    priority: bool
 
     def need(self, capability: str, what: str, *, among: object = None) -> None:
         """Raises MissingCapability unless `capability` is offered (or lists `among`), before anything is sent."""
@@ -122,16 +123,7 @@ def _capabilities(pb: control_pb2.Capabilities) -> ServerCapabilities:
     names = {number: name for name, number in wire.PAUSE_MODES.items()}
     kv_names = {number: name for name, number in wire.KV_POLICIES.items()}
     extra_names = generation_pb2.Extra.DESCRIPTOR.values_by_number
-    flags: tuple[str, ...] = (
-        "staged_updates",
-        "lora",
-        "delta",
-        "per_token_versions",
-        "stop_strings",
-        "deterministic_seed",
-        "score",
-    )
-    flags += ("sleep", "reset_cache", "prompt_logprobs", "abort")
+    flags = [f.name for f in fields(ServerCapabilities) if f.type == "bool"]
     return ServerCapabilities(
         logprob_modes=tuple(LogprobMode(m) for m in pb.logprob_modes if m in tuple(LogprobMode)),
         pause_modes=tuple(names[m] for m in pb.pause_modes if m in names),

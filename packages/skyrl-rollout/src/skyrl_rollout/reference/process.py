@@ -1,4 +1,4 @@
-"""A reference server in a process of its own, for as long as a test or a demonstration needs one."""
+"""A rollout server in a process of its own, for as long as a test or a demonstration needs one."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import Self
 
-_READY = re.compile(r"\bready url=(\S+)")
+from skyrl_rollout.channel import parse_url
+
+_READY = re.compile(r"\bready (url=\S+.*)")
 
 
-class ReferenceServer:
-    """`with ReferenceServer("--model", path) as server:` starts `skyrl-rollout reference` on a free port.
+class ServedProcess:
+    """`with ServedProcess(command) as server:` starts any server that says `ready url=...` and ends it afterwards.
 
-    args: further flags of the command. listen: "127.0.0.1:0" takes a free port; a fixed one lets a restart keep its
-    url. The server ends with this process, also when that is killed.
+    ready: what the ready line says, key -> value. The server ends with this process, also when that is killed.
     """
 
-    def __init__(self, *args: str, listen: str = "127.0.0.1:0", start_timeout_s: float = 60.0) -> None:
-        self._command = [sys.executable, "-m", "skyrl_rollout.cli", "reference", "--listen", listen, *args]
+    def __init__(self, command: Sequence[str], *, start_timeout_s: float = 60.0) -> None:
+        self._command = list(command)
         self._start_timeout_s = start_timeout_s
         self._lines: deque[str] = deque(maxlen=200)
-        self._ready = threading.Event()
-        self.url = ""
+        self._said_ready = threading.Event()
+        self.ready: dict[str, str] = {}
 
-    def __enter__(self) -> ReferenceServer:
+    def __enter__(self) -> Self:
         """Returns when the server is ready. Raises TimeoutError or RuntimeError with its last lines when it is not."""
         watched, self._parent_end = os.pipe()
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -46,28 +49,34 @@ class ReferenceServer:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         deadline = time.monotonic() + self._start_timeout_s
-        while not self._ready.wait(0.05):
-            if self._process.poll() is not None:
+        while not self._said_ready.wait(0.05):
+            if not self.alive:
                 self._end()
-                said = self.last_lines()
-                raise RuntimeError(f"the reference server ended with exit code {self._process.returncode}:\n{said}")
+                raise RuntimeError(f"the server ended with exit code {self.process.returncode}:\n{self.last_lines()}")
             if time.monotonic() > deadline:
                 self.kill()
-                raise TimeoutError(
-                    f"the reference server was not ready within {self._start_timeout_s:g} s:\n{self.last_lines()}"
-                )
+                raise TimeoutError(f"the server was not ready within {self._start_timeout_s:g} s:\n{self.last_lines()}")
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
     @property
+    def url(self) -> str:
+        return self.ready["url"]
+
+    @property
+    def target(self) -> str:
+        """The address as gRPC dials it."""
+        return parse_url(self.url).target
+
+    @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def last_lines(self, count: int = 20) -> str:
         """What the server wrote last."""
@@ -77,19 +86,19 @@ class ReferenceServer:
         """SIGKILL: no drain, no goodbye. Harmless when it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        self._process.wait()
+        self.process.wait()
         self._end()
 
     def stop(self, timeout_s: float = 20.0) -> int:
         """SIGTERM, then SIGKILL after `timeout_s`; returns the exit code."""
         if self.alive:
-            self._process.terminate()
+            self.process.terminate()
             try:
-                self._process.wait(timeout_s)
+                self.process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self.kill()
         self._end()
-        return self._process.returncode
+        return self.process.returncode
 
     def _end(self) -> None:
         if self._parent_end >= 0:
@@ -98,11 +107,26 @@ class ReferenceServer:
         self._reader.join(5.0)
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
             for line in lines:
                 self._lines.append(line.rstrip("\n"))
-                match = _READY.search(line)
-                if match:
-                    self.url = match[1]
-                    self._ready.set()
+                if match := _READY.search(line):
+                    self.ready = dict(part.split("=", 1) for part in match[1].split())
+                    self._said_ready.set()
+
+
+class ReferenceServer(ServedProcess):
+    """`with ReferenceServer("--model", path) as server:` starts `skyrl-rollout reference` on a free port.
+
+    flags: further flags of the command. listen: "127.0.0.1:0" takes a free port; a fixed one lets a restart keep its
+    url.
+    """
+
+    def __init__(self, *flags: str, listen: str = "127.0.0.1:0") -> None:
+        super().__init__(reference_command(*flags, listen=listen))
+
+
+def reference_command(*flags: str, listen: str = "127.0.0.1:0") -> list[str]:
+    """The command line of a reference server under this Python."""
+    return [sys.executable, "-m", "skyrl_rollout.cli", "reference", "--listen", listen, *flags]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import grpc.aio
 
 from skyrl_rollout.errors import InvalidRequest, MissingCapability
@@ -12,6 +14,7 @@ from skyrl_rollout.server.pausing import DEFAULT_LEASE_S, PauseReport
 from skyrl_rollout.v1 import control_pb2 as pb
 from skyrl_rollout.v1 import control_pb2_grpc
 
+logger = logging.getLogger(__name__)
 DEFAULT_INTERVAL_S = 1.0
 MIN_INTERVAL_S = 0.05
 
@@ -34,6 +37,7 @@ class EngineService(control_pb2_grpc.EngineServiceServicer):
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetServerInfoResponse:
+        logger.debug("GetServerInfo from %s, protocol 1.%d", request.client_build, request.client_minor)
         return description.server_info(self._parts)
 
     @answered

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import xxhash
 from google.protobuf.duration_pb2 import Duration
 
 from skyrl_rollout import wire
@@ -16,6 +15,7 @@ from skyrl_rollout.server import events
 from skyrl_rollout.server.admission import GenerationRequest
 from skyrl_rollout.tokens import LogprobMode
 from skyrl_rollout.v1 import generation_pb2 as pb
+from skyrl_rollout.weights.manifest import content_digest
 
 MAX_SAMPLES = 1024
 DEFAULT_MIN_TOKENS_PER_EVENT = 64
@@ -78,7 +78,7 @@ def generation_request(m: pb.GenerateRequest) -> GenerationRequest:
         request_id=m.request_id,
         identity=_identity(m),
         prompt_token_ids=np.frombuffer(m.prompt_token_ids, wire.TOKEN_DTYPE),
-        prompt_digest=xxhash.xxh3_128_digest(m.prompt_token_ids),
+        prompt_digest=content_digest(m.prompt_token_ids),
         sampling=wire.sampling_from_pb(m.sampling),
         mode=known(m.logprobs.mode, {x.value: x for x in LogprobMode}, "logprobs.mode", unset=LogprobMode.SAMPLING),
         num_samples=num_samples,
@@ -103,6 +103,8 @@ def _refuse_unsupported(m: pb.GenerateRequest) -> None:
         raise MissingCapability.named("extras", f"the extra output {pb.Extra.Name(m.extras[0])}")
     if m.backend_options.fields:
         raise MissingCapability.named("backend_options", f"the option {sorted(m.backend_options.fields)[0]!r}")
+    if m.priority:
+        raise MissingCapability.named("priority", "a request before others")
     if m.logprobs.top_k:
         raise MissingCapability.named("max_top_logprobs", "returning the top logprobs of other tokens")
     if m.logprobs.prompt_last_n:
@@ -113,7 +115,7 @@ def _identity(m: pb.GenerateRequest) -> bytes:
     same = pb.GenerateRequest()
     same.CopyFrom(m)
     same.ClearField("resume_after")
-    return xxhash.xxh3_128_digest(same.SerializeToString(deterministic=True))
+    return content_digest(same.SerializeToString(deterministic=True))
 
 
 def generate_response(seq: int, event: events.Event | events.Heartbeat) -> pb.GenerateResponse:

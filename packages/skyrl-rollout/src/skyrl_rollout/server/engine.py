@@ -40,7 +40,6 @@ class EngineCapabilities:
     kv_policies: tuple[str, ...]  # of "recompute", "retain"
     deterministic_seed: bool = False
     stop_strings: bool = False
-    max_top_logprobs: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import grpc.aio
 
 from skyrl_rollout.errors import MissingCapability
@@ -11,6 +13,7 @@ from skyrl_rollout.server.registry import RunRegistry
 from skyrl_rollout.v1 import generation_pb2 as pb
 from skyrl_rollout.v1 import generation_pb2_grpc
 
+logger = logging.getLogger(__name__)
 DEADLINE_SLACK_S = 0.02  # a call is cancelled a moment before or after its last millisecond
 
 
@@ -38,7 +41,6 @@ class RolloutService(generation_pb2_grpc.RolloutServiceServicer):
     async def AbortGenerations(
         self, request: pb.AbortGenerationsRequest, context: grpc.aio.ServicerContext
     ) -> pb.AbortGenerationsResponse:
-        if request.all:
-            return pb.AbortGenerationsResponse(aborted=await self._runs.abort_all())
-        aborted, not_found = await self._runs.abort(request.request_ids)
+        aborted, not_found = await self._runs.abort(self._runs.active_ids() if request.all else request.request_ids)
+        logger.info("%d requests aborted: %s", len(aborted), request.reason or "no reason given")
         return pb.AbortGenerationsResponse(aborted=aborted, not_found=not_found)

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from skyrl_rollout.server.committing import Updater
 from skyrl_rollout.server.registry import RunRegistry
@@ -46,17 +47,15 @@ async def drain(runs: RunRegistry, updater: Updater, state: ServerState, grace_s
     runs.drop_queued()
     if not frozen:
         await _within(grace_s, runs.all_ended())
-    await runs.abort_all()
+    await runs.abort(runs.active_ids())
     await _within(LAST_READ_S, runs.all_ended())
     runs.drop_all()
     await _within(LAST_READ_S, runs.all_read())
 
 
-async def _within(seconds: float, work: object) -> None:
-    try:
-        await asyncio.wait_for(work, max(seconds, 0.01))  # type: ignore[arg-type]
-    except TimeoutError:
-        pass
+async def _within(seconds: float, work: Awaitable[None]) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(work, max(seconds, 0.01))
 
 
 class ParentWatch:

@@ -88,8 +88,9 @@ class RunRegistry:
                 found.append(request_id)
         return found, missing
 
-    async def abort_all(self) -> list[str]:
-        return (await self.abort(list(self._active)))[0]
+    def active_ids(self) -> list[str]:
+        """Request ids of every run that has not ended."""
+        return list(self._active)
 
     def drop_queued(self) -> None:
         """Ends every run that has not started; its readers are told ABORTED."""

@@ -254,7 +254,7 @@ class TensorLayout(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.ScalarType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("logprob_modes", "pause_modes", "kv_policies", "transports", "staged_updates", "lora", "delta", "extras", "per_token_versions", "stop_strings", "deterministic_seed", "backend_options", "score", "sleep", "reset_cache", "prompt_logprobs", "abort")
+    __slots__ = ("logprob_modes", "pause_modes", "kv_policies", "transports", "staged_updates", "lora", "delta", "extras", "per_token_versions", "stop_strings", "deterministic_seed", "backend_options", "score", "sleep", "reset_cache", "prompt_logprobs", "abort", "priority")
     LOGPROB_MODES_FIELD_NUMBER: _ClassVar[int]
     PAUSE_MODES_FIELD_NUMBER: _ClassVar[int]
     KV_POLICIES_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +272,7 @@ class Capabilities(_message.Message):
     RESET_CACHE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     logprob_modes: _containers.RepeatedScalarFieldContainer[_generation_pb2.LogprobMode]
     pause_modes: _containers.RepeatedScalarFieldContainer[PauseMode]
     kv_policies: _containers.RepeatedScalarFieldContainer[KvPolicy]
@@ -289,7 +290,8 @@ class Capabilities(_message.Message):
     reset_cache: bool
     prompt_logprobs: bool
     abort: bool
-    def __init__(self, logprob_modes: _Optional[_Iterable[_Union[_generation_pb2.LogprobMode, str]]] = ..., pause_modes: _Optional[_Iterable[_Union[PauseMode, str]]] = ..., kv_policies: _Optional[_Iterable[_Union[KvPolicy, str]]] = ..., transports: _Optional[_Iterable[str]] = ..., staged_updates: bool = ..., lora: bool = ..., delta: bool = ..., extras: _Optional[_Iterable[_Union[_generation_pb2.Extra, str]]] = ..., per_token_versions: bool = ..., stop_strings: bool = ..., deterministic_seed: bool = ..., backend_options: _Optional[_Iterable[str]] = ..., score: bool = ..., sleep: bool = ..., reset_cache: bool = ..., prompt_logprobs: bool = ..., abort: bool = ...) -> None: ...
+    priority: bool
+    def __init__(self, logprob_modes: _Optional[_Iterable[_Union[_generation_pb2.LogprobMode, str]]] = ..., pause_modes: _Optional[_Iterable[_Union[PauseMode, str]]] = ..., kv_policies: _Optional[_Iterable[_Union[KvPolicy, str]]] = ..., transports: _Optional[_Iterable[str]] = ..., staged_updates: bool = ..., lora: bool = ..., delta: bool = ..., extras: _Optional[_Iterable[_Union[_generation_pb2.Extra, str]]] = ..., per_token_versions: bool = ..., stop_strings: bool = ..., deterministic_seed: bool = ..., backend_options: _Optional[_Iterable[str]] = ..., score: bool = ..., sleep: bool = ..., reset_cache: bool = ..., prompt_logprobs: bool = ..., abort: bool = ..., priority: bool = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_message_bytes", "max_chunk_bytes", "max_concurrent", "max_top_logprobs", "request_id_retention", "keepalive_min_interval_ms")

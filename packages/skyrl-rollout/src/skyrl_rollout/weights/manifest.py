@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import xxhash
 
@@ -93,11 +93,6 @@ def place(tensors: Sequence[TensorLayout], *, shard: int = 0) -> tuple[TensorSpe
         specs.append(TensorSpec(t, shard, offset))
         offset += -(-t.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return tuple(specs)
-
-
-def with_digest(spec: TensorSpec, data: memoryview) -> TensorSpec:
-    """The spec with the digest of `data`."""
-    return replace(spec, content_digest=content_digest(data))
 
 
 def differences(ours: Iterable[TensorLayout], theirs: Iterable[TensorLayout]) -> list[str]:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from skyrl_rollout import wire
-from skyrl_rollout.calls import Backoff, Caller, Deadline, is_retried
+from skyrl_rollout.calls import Backoff, Caller, Deadline
 from skyrl_rollout.channel import open_channel
 from skyrl_rollout.errors import (
     Cancelled,
@@ -140,7 +140,7 @@ class ServerUpdate:
                 self.deadline.left_s(f"the {self.transport} transfer to {self.target.url}")
             damaged = isinstance(error, CorruptBytes | OffsetHole) and self.transport == "inline"
             resends += damaged
-            if not is_retried(error) and not (damaged and resends <= _RESENDS):
+            if not error.retried and not (damaged and resends <= _RESENDS):
                 raise error
             log.warning("weights for %s: %s; going on where it stopped", self.target.url, error)
             wait = backoff.next_s(error.retry_after_s)

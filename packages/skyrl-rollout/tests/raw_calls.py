@@ -1,20 +1,17 @@
-"""A real reference server in a process of its own, and raw calls to it over a socket."""
+"""Raw calls to a real server process over a socket: the generated stubs, and what a stream said."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc.aio
 import numpy as np
 from grpc_health.v1 import health_pb2_grpc
 from skyrl_rollout.errors import RolloutError, from_rpc_error
+from skyrl_rollout.reference.process import ServedProcess
 from skyrl_rollout.v1 import (
     control_pb2,
     control_pb2_grpc,
@@ -24,53 +21,6 @@ from skyrl_rollout.v1 import (
 )
 
 PROMPT = np.arange(1, 9, dtype="<i4")
-
-
-@dataclass
-class ReferenceProcess:
-    """process: the server. ready: its ready line as key -> value."""
-
-    process: subprocess.Popen[str]
-    ready: dict[str, str]
-
-    @property
-    def url(self) -> str:
-        return self.ready["url"]
-
-    @property
-    def target(self) -> str:
-        return self.url.removeprefix("grpc://").replace("unix://", "unix:")
-
-    def stop(self, sent: int = signal.SIGTERM, timeout_s: float = 20) -> int:
-        self.process.send_signal(sent)
-        return self.process.wait(timeout_s)
-
-
-def command(*flags: str, listen: str = "127.0.0.1:0") -> list[str]:
-    return [sys.executable, "-m", "skyrl_rollout.cli", "reference", "--listen", listen, *flags]
-
-
-@contextmanager
-def reference_server(*flags: str, listen: str = "127.0.0.1:0") -> Iterator[ReferenceProcess]:
-    """A reference server that is ready."""
-    with server_process(command(*flags, listen=listen)) as process:
-        yield process
-
-
-@contextmanager
-def server_process(argv: list[str]) -> Iterator[ReferenceProcess]:
-    """Starts a server and waits for its ready line; ends it in any case."""
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("ready "), f"the server said {line!r}, exit {process.poll()}"
-        yield ReferenceProcess(process, dict(part.split("=", 1) for part in line.split()[1:]))
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(10)
 
 
 @dataclass
@@ -141,7 +91,7 @@ class RawCalls:
 
 
 @asynccontextmanager
-async def raw_calls(server: ReferenceProcess) -> AsyncIterator[RawCalls]:
+async def raw_calls(server: ServedProcess) -> AsyncIterator[RawCalls]:
     async with grpc.aio.insecure_channel(server.target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         yield RawCalls(channel)
 
