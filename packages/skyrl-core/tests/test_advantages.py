@@ -56,7 +56,7 @@ def test_normalised_advantages_have_mean_0_and_variance_1_over_trained_tokens_on
 
 
 def test_an_unknown_estimator_is_refused_with_the_known_and_the_nearest_one():
-    with pytest.raises(ValueError, match="advantage_estimator='grpoo'.*known: .*grpo.*nearest: grpo"):
+    with pytest.raises(ValueError, match="advantage_estimator=grpoo: known: .*grpo.*did you mean grpo"):
         estimate(batch_of([[1.0]], groups=[0]), AlgorithmConfig(advantage_estimator="grpoo"))
 
 

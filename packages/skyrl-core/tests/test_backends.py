@@ -132,6 +132,72 @@ def test_keys_that_start_a_server_are_unused_where_servers_run_already() -> None
     assert any("unused: generator.inference_engine.engine_init_kwargs.max_model_len" in line for line in lines)
 
 
+def verdict(*argv: str) -> str:
+    """What the start says of the first argument's key: honoured, mapped or unused."""
+    lines: list[str] = []
+    resolve(["trainer.device=cpu", *argv], announce=lines.append)
+    dotted = argv[0].partition("=")[0]
+    for line in lines[1:]:
+        kind, _, rest = line.strip().partition(": ")
+        if dotted in rest.split(", ") or rest.startswith(f"{dotted}: "):
+            return kind
+    raise AssertionError(f"{dotted} is not accounted for in {lines}")
+
+
+@pytest.mark.parametrize(
+    ("argument", "others", "told"),
+    [
+        ("trainer.ref.model.path=a/b", "trainer.algorithm.use_kl_loss=false", "unused"),
+        ("trainer.ref.model.path=a/b", "trainer.algorithm.use_kl_loss=true", "honoured"),
+        ("trainer.placement.ref_num_gpus_per_node=1", "trainer.algorithm.use_kl_loss=false", "unused"),
+        ("trainer.algorithm.kl_loss_coef=0.1", "trainer.algorithm.use_kl_loss=false", "unused"),
+        ("trainer.algorithm.entropy_loss_coef=0.1", "trainer.seed=1", "unused"),
+        ("trainer.algorithm.clip_ratio_c=2.0", "trainer.seed=1", "unused"),
+        ("trainer.algorithm.clip_ratio_c=2.0", "trainer.algorithm.policy_loss_type=dual_clip", "honoured"),
+        ("trainer.algorithm.max_seq_len=9", "trainer.algorithm.loss_reduction=prompt_mean", "unused"),
+        ("trainer.algorithm.max_seq_len=9", "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm", "honoured"),
+        ("trainer.micro_train_batch_size_per_gpu=2", "trainer.max_tokens_per_microbatch=100", "unused"),
+        ("trainer.gradient_checkpointing_use_reentrant=true", "trainer.gradient_checkpointing=false", "unused"),
+        ("generator.eval_sampling_params.top_p=0.5", "trainer.eval_interval=5", "honoured"),
+        ("generator.use_conversation_multi_turn=false", "generator.max_turns=1", "unused"),
+        ("generator.use_conversation_multi_turn=false", "generator.max_turns=2", "honoured"),
+        ("generator.chat_template.source=file", "trainer.seed=1", "unused"),
+        ("trainer.max_ckpts_to_keep=2", "trainer.ckpt_interval=0", "unused"),
+        ("data.dataloader.num_workers=4", "trainer.seed=1", "unused"),
+    ],
+)
+def test_a_parameter_of_what_is_off_is_listed_as_unused(argument: str, others: str, told: str) -> None:
+    assert verdict(argument, others) == told
+
+
+def test_settings_of_the_evaluation_are_unused_where_nothing_is_evaluated() -> None:
+    never = ("trainer.eval_interval=0", "trainer.eval_before_train=false")
+    assert verdict("generator.eval_sampling_params.top_p=0.5", *never) == "unused"
+
+
+@pytest.mark.parametrize(
+    ("argument", "server", "told"),
+    [
+        ("enforce_eager=true", "backend=vllm", "honoured"),
+        ("enforce_eager=true", "backend=reference", "unused"),
+        ("engine_init_kwargs.max_model_len=9", "backend=reference", "unused"),
+        ("model_dtype=bfloat16", "backend=reference", "unused"),
+        ("model_dtype=bfloat16", "server_command='serve {listen} {dtype}'", "honoured"),
+        ("max_num_seqs=9", "server_command='serve {listen}'", "mapped"),
+        ("backend=vllm", "server_command='serve {listen}'", "unused"),
+        ("num_engines=2", "backend=reference", "honoured"),
+    ],
+)
+def test_an_option_that_the_chosen_server_does_not_take_is_listed(argument: str, server: str, told: str) -> None:
+    engine = "generator.inference_engine."
+    assert verdict(engine + argument, engine + server) == told
+
+
+def test_a_server_that_is_not_in_the_table_is_told_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="no such server"):
+        resolve(["generator.inference_engine.backend=vlm"])
+
+
 def test_a_key_is_honoured_only_where_core_and_backend_say_so() -> None:
     core = KeyReport(honoured=("a", "b"), unused={"c": "core"})
     backend = KeyReport(honoured=("a", "c"), mapped={"b": "something"}, refused={"d": "leave it out"})

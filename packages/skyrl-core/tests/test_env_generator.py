@@ -204,7 +204,7 @@ async def test_a_scoring_error_ends_the_call_and_names_environment_sample_and_tu
 
 
 async def test_an_unknown_environment_is_refused_before_anything_is_sampled(pool, tiny_tokenizer):
-    with pytest.raises(ValueError, match="unknown environment 'countign'. Did you mean 'counting'"):
+    with pytest.raises(ValueError, match="unknown environment 'countign': known: .*did you mean counting"):
         await roll_out(pool, tiny_tokenizer, [task(env="countign")])
 
 

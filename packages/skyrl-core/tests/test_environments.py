@@ -53,9 +53,7 @@ async def start(threads: EnvironmentThreads, *, timeout_s: float = 5.0, env_clas
 
 @pytest.fixture
 async def threads():
-    threads = EnvironmentThreads(4)
-    yield threads
-    threads.close()
+    return EnvironmentThreads(4)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +100,6 @@ async def test_at_most_so_many_calls_run_at_once_and_waiting_for_a_thread_is_not
         running.pop()
 
     await asyncio.gather(*(threads.call(work, name="x", timeout_s=0.25) for _ in range(12)))
-    threads.close()
     assert max(most) == 3
 
 
@@ -113,9 +110,7 @@ def test_arithmetic_rewards_exactly_the_answer(answer, reward):
 
 
 def test_an_unknown_environment_is_answered_with_the_known_and_the_nearest():
-    with pytest.raises(
-        ValueError, match=r"unknown environment 'gsm9k'. Did you mean 'gsm8k'\? Known: aime, arithmetic"
-    ):
+    with pytest.raises(ValueError, match=r"unknown environment 'gsm9k': known: aime, arithmetic.*did you mean gsm8k\?"):
         environments.make("gsm9k", env_config={}, extras={})
 
 

@@ -14,7 +14,7 @@ from skyrl.train.generator.chat import ChatFormat
 def dataset(tiny_tokenizer, tmp_path_factory):
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     path.write_text("".join(json.dumps({"prompt": [{"role": "user", "content": str(i)}]}) + "\n" for i in range(23)))
-    return PromptDataset(path, ChatFormat(tiny_tokenizer), max_prompt_length=8, default_env_class="arithmetic")
+    return PromptDataset([path], ChatFormat(tiny_tokenizer), max_prompt_length=8, default_env_class="arithmetic")
 
 
 def uids(loader: PromptLoader, batches: int) -> list[list[str]]:
@@ -37,10 +37,6 @@ def test_each_epoch_and_each_seed_has_an_order_of_its_own(dataset):
     assert epochs == uids(same, 2)
     assert epochs[0] != epochs[1]
     assert epochs[0] != uids(other, 1)[0]
-
-
-def test_without_shuffle_the_order_is_that_of_the_files(dataset):
-    assert uids(PromptLoader(dataset, 4, seed=1, shuffle=False), 1) == [["0", "1", "2", "3"]]
 
 
 @settings(deadline=None, max_examples=30)

@@ -63,7 +63,7 @@ def test_the_ratio_does_not_overflow():
 
 
 def test_an_unknown_loss_is_refused_with_the_nearest_one():
-    with pytest.raises(ValueError, match="policy_loss_type='dualclip'.*nearest: dual_clip"):
+    with pytest.raises(ValueError, match="policy_loss_type=dualclip: known: .*did you mean dual_clip"):
         POLICY_LOSSES.pick("dualclip")
 
 

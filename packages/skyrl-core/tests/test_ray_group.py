@@ -70,5 +70,5 @@ def test_a_worker_that_dies_is_named_with_its_last_lines(two_ranks):
 
 def test_what_the_user_did_wrong_arrives_as_the_workers_error(two_ranks):
     cfg, group = two_ranks("regularr")
-    with pytest.raises(ValueError, match="policy_loss_type='regularr' is unknown.*nearest: regular"):
+    with pytest.raises(ValueError, match="policy_loss_type=regularr: known: .*did you mean regular"):
         group.update(scored(random_minibatch(3)), spec(cfg))

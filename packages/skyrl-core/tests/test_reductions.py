@@ -43,7 +43,7 @@ def test_the_sum_norm_needs_its_divisor():
 
 
 def test_an_unknown_reduction_is_refused_with_the_nearest_one():
-    with pytest.raises(ValueError, match="loss_reduction='tokenmean'.*nearest: token_mean"):
+    with pytest.raises(ValueError, match="loss_reduction=tokenmean: known: .*did you mean token_mean"):
         loss_weights(BATCH, AlgorithmConfig(loss_reduction="tokenmean"))
 
 

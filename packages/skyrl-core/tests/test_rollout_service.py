@@ -26,6 +26,7 @@ from skyrl_rollout.tokens import LogprobMode, Sampling
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 TINY_MODEL = Path(skyrl.train.quickstart.__file__).parent / "tiny_model"
+SLOW = ("--token-delay-ms", "20")
 
 
 class Checkpoint:
@@ -59,13 +60,14 @@ def config(*urls: str, **engine) -> SkyRLTrainConfig:
     return SkyRLTrainConfig.model_validate({"generator": {"inference_engine": engine}})
 
 
-def reference_server() -> ReferenceServer:
-    return ReferenceServer("--model", str(TINY_MODEL))
+def reference_server(*flags: str) -> ReferenceServer:
+    return ReferenceServer("--model", str(TINY_MODEL), *flags)
 
 
 async def long_generation(service: RolloutService):
+    """20 s under the flags of `SLOW`."""
     return await service.pool.generate(
-        np.arange(5), Sampling(max_tokens=1000, ignore_eos=True), mode=LogprobMode.RAW, num_samples=64, timeout_s=60
+        np.arange(5), Sampling(max_tokens=1000, ignore_eos=True), mode=LogprobMode.RAW, timeout_s=60
     )
 
 
@@ -156,7 +158,8 @@ async def test_a_server_that_the_run_started_is_stopped_with_it(checkpoint):
 
 
 async def test_a_server_that_dies_during_a_generation_is_named_with_its_last_lines():
-    service = await RolloutService.open(config(), TINY_MODEL)
+    command = " ".join(["skyrl-rollout reference --model {model} --listen {listen}", *SLOW])
+    service = await RolloutService.open(config(server_command=command), TINY_MODEL)
     (process,) = service._processes
     running = asyncio.create_task(long_generation(service))
     await asyncio.sleep(0.5)
@@ -184,7 +187,7 @@ async def test_a_server_that_died_before_a_publish_is_named(checkpoint):
 async def test_an_external_server_that_stays_away_ends_the_work_that_waits_for_it(monkeypatch):
     monkeypatch.setattr(watch, "EXTERNAL_AWAY_S", 0.5)
     monkeypatch.setattr(watch, "EXTERNAL_POLL_S", 0.2)
-    with reference_server() as server:
+    with reference_server(*SLOW) as server:
         service = await RolloutService.open(config(server.url), TINY_MODEL)
         running = asyncio.create_task(long_generation(service))
         await asyncio.sleep(0.3)

@@ -8,7 +8,7 @@ import pytest
 from skyrl.train.trackers import open_trackers
 
 
-def cfg(logger: object) -> SimpleNamespace:
+def cfg(logger: list[str]) -> SimpleNamespace:
     return SimpleNamespace(trainer=SimpleNamespace(logger=logger, project_name="p", run_name="r"))
 
 
@@ -29,13 +29,13 @@ def test_several_trackers_get_the_same_step(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_console_prints_each_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    open_trackers(cfg("console"), tmp_path).log({"b": 2.0, "a": 1.0}, 3)
+    open_trackers(cfg(["console"]), tmp_path).log({"b": 2.0, "a": 1.0}, 3)
     assert capsys.readouterr().out == "step 3\n  a: 1\n  b: 2\n"
 
 
 def test_an_unknown_tracker_names_the_known_and_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trainer.logger='tensorbord'.*console.*did you mean 'tensorboard'"):
-        open_trackers(cfg("tensorbord"), tmp_path)
+    with pytest.raises(ValueError, match=r"trainer.logger=tensorbord: known: console.*did you mean tensorboard"):
+        open_trackers(cfg(["tensorbord"]), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -44,4 +44,4 @@ def test_a_tracker_without_its_client_says_what_to_install(tmp_path: Path, name:
         __import__(name)
     except ImportError:
         with pytest.raises(ValueError, match=f"needs the {name} client"):
-            open_trackers(cfg(name), tmp_path)
+            open_trackers(cfg([name]), tmp_path)

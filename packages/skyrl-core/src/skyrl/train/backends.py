@@ -97,6 +97,7 @@ def resolve(
     from skyrl.train.config import key_report  # it needs KeyReport from here
     from skyrl.train.config.build import build
     from skyrl.train.config.validation import validate
+    from skyrl.train.launch import table
     from skyrl.train.launch.device import device_of
 
     overrides = parse(argv)
@@ -106,12 +107,13 @@ def resolve(
     overrides.leaves.pop(tuple(OLDER_SPELLING.split(".")), None)
     built = build(make_config(**combine_parts(parts or {}, found.config_parts)), overrides, backends=installed())
     cfg = built.cfg.with_backend(found.name)
-    keys = key_report.report(built, device_of(cfg))
+    validate(cfg)
+    engine = cfg.generator.inference_engine
+    keys = key_report.report(built, device_of(cfg), None if engine.external_server_urls else table.find(engine))
     if found.report is not None:
         keys = key_report.merged(keys, found.report(cfg, built.user_keys))
     if keys.refused:
         raise ConfigError([f"{key}: {what}" for key, what in keys.refused.items()])
-    validate(cfg)
     for line in key_report.lines(keys):
         announce(line)
     return cfg, found

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from skyrl.train.generator.evaluation import source_name
 from skyrl.train.generator.trajectory import Trajectory
 from skyrl.train.policy.batch import TrajectoryBatch
 
@@ -29,7 +30,7 @@ def dump_evaluation(
     target.mkdir(parents=True, exist_ok=True)
     by_source: dict[str, list[Trajectory]] = defaultdict(list)
     for t in trajectories:
-        by_source[(t.data_source or "unknown").replace("/", "_")].append(t)
+        by_source[source_name(t.data_source)].append(t)
     for source, rows in by_source.items():
         lines = [json.dumps(_row(t, tokenizer), ensure_ascii=False) for t in rows]
         (target / f"{source}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -66,6 +67,7 @@ def _row(t: Trajectory, tokenizer: Any) -> dict[str, Any]:
         "data_source": t.data_source,
         "uid": t.id.uid,
         "repetition": t.id.repetition,
+        "messages": t.messages,
     }
 
 

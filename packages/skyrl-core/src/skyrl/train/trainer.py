@@ -80,7 +80,7 @@ class RayPPOTrainer:
             self.trackers.log(await self.evaluate(step=0), 0)
         for step in range(first_step, self.total_steps + 1):
             await self.train_step(step)
-        await self.finish()
+        self.progress.waiting_for("the end of the run")
         return self.result
 
     async def train_step(self, step: int) -> None:
@@ -135,6 +135,7 @@ class RayPPOTrainer:
 
     async def update(self, batch: TrajectoryBatch) -> dict[str, float]:
         """One optimizer step per mini-batch of prompts, `update_epochs_per_batch` times over the batch."""
+        self.rollouts.server_alive_or_raise()  # before work whose weights nobody could take
         self.progress.waiting_for("the policy update")
         rows = []
         for _ in range(self.cfg.trainer.update_epochs_per_batch):
@@ -210,7 +211,6 @@ class RayPPOTrainer:
         state = {
             "train_loader": self.train_loader.state_dict(),
             "rows": [vars(row) for row in self.result.rows],
-            "weight_version": self.rollouts.version,
         }
         path = await self.on_policy_thread(
             self.store.save,
@@ -234,9 +234,6 @@ class RayPPOTrainer:
             self.tokenizer.save_pretrained(folder)
 
         checkpoints.replace_folder(final, write)
-
-    async def finish(self) -> None:
-        self.progress.waiting_for("the end of the run")
 
     # Reports
 
@@ -278,7 +275,7 @@ class RayPPOTrainer:
             self.result.files["training batches"] = dumps.dump_batch(self.export_folder, step, batch).parent
 
     async def on_policy_thread(self, work: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        """Runs blocking policy work off the event loop; while it runs, a dead server is noticed by the next call."""
+        """Runs blocking policy work off the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._policy_thread, lambda: work(*args, **kwargs))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
+
+from skyrl.train.config.problems import listed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,9 +34,7 @@ class Table(Mapping[str, F], Generic[F]):
         """The function called `name`. ValueError lists the known names and the nearest one."""
         if name in self._functions:
             return self._functions[name]
-        near = difflib.get_close_matches(str(name), self._functions, n=1, cutoff=0.4)
-        hint = f", nearest: {near[0]}" if near else ""
-        raise ValueError(f"{self.key}={name!r} is unknown (known: {', '.join(sorted(self._functions))}{hint})")
+        raise ValueError(f"{self.key}={name}: {listed(name, self)}")
 
     def register(self, name: str, function: F) -> F:
         """Adds a user's function before the workers start, who then get it too. ValueError for a name that is taken."""

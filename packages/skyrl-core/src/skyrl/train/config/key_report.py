@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from skyrl.train.backends import KeyReport
 from skyrl.train.config.build import Built
+from skyrl.train.launch.command import ONLY_ON_GPUS
+from skyrl.train.launch.table import ServerEntry
 
-# (cfg, device) -> ("mapped" or "unused", text), or None where the key is honoured as it stands.
-Note = Callable[[Any, str], tuple[str, str] | None]
-
-STARTED_ONLY = (
-    "backend", "server_command", "num_engines", "model_dtype", "tensor_parallel_size", "max_num_seqs",
-    "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching",
-    "distributed_executor_backend", "engine_init_kwargs", "server_start_timeout_s",
-)  # fmt: skip
-LOGPROBS = ("mapped", "the sampled token's logprob always comes")
-NOT_ON_CPU = {
-    "generator.inference_engine.gpu_memory_utilization": "there is no GPU memory to share",
-    "generator.inference_engine.tensor_parallel_size": "a server without GPUs is one worker",
-    "generator.inference_engine.distributed_executor_backend": "a server without GPUs is one worker",
-}
+Note = tuple[str, str]
+ENGINE = "generator.inference_engine."
+ALWAYS_LOGPROBS = "the sampled token's logprob always comes"
+IN_MEMORY = "rows are in the trainer's memory"
 
 
-def report(built: Built, device: str) -> KeyReport:
-    """Of every key in `built.user_keys`, and of the public keys that it lists already. `device` is cpu or cuda."""
+def report(built: Built, device: str, server: ServerEntry | None) -> KeyReport:
+    """Of every key in `built.user_keys`, and of the public keys that it lists already.
+
+    `device` is cpu or cuda; `server` is what starts the rollout servers, None where they run already.
+    """
     honoured: list[str] = []
     mapped, unused = dict(built.mapped), dict(built.unused)
     for dotted in built.user_keys:
-        note = _note(built.cfg, dotted, device)
+        note = _note(built.cfg, dotted, device, server)
         if note is None:
             honoured.append(dotted)
         else:
@@ -65,44 +62,129 @@ def lines(keys: KeyReport) -> list[str]:
     return out
 
 
-def _note(cfg: Any, dotted: str, device: str) -> tuple[str, str] | None:
-    engine = "generator.inference_engine."
-    external = cfg.generator.inference_engine.external_server_urls
-    if external and dotted.startswith(engine) and dotted.removeprefix(engine).split(".")[0] in STARTED_ONLY:
-        return "unused", "the servers run already; they were given their own settings"
-    if device == "cpu" and dotted in NOT_ON_CPU:
-        return "unused", NOT_ON_CPU[dotted]
+def _note(cfg: Any, dotted: str, device: str, server: ServerEntry | None) -> Note | None:
+    """("mapped" or "unused", text), or None where the key is honoured as it stands."""
+    if dotted.startswith(ENGINE):
+        return _engine_note(cfg.generator.inference_engine, dotted.removeprefix(ENGINE).split(".")[0], device, server)
+    for rule in IDLE:
+        if any(fnmatch.fnmatchcase(dotted, pattern) for pattern in rule.keys) and rule.holds(cfg):
+            return "unused", rule.why
     if device == "cpu" and dotted.startswith("trainer.placement.") and dotted.endswith("_num_gpus_per_node"):
         return "mapped", "worker processes per machine, there being no GPUs"
-    note = NOTES.get(dotted)
-    return note(cfg, device) if note else None
+    if dotted == "trainer.placement.colocate_all" and cfg.trainer.placement.colocate_all:
+        what = "GPUs; a server keeps its share of the memory" if device == "cuda" else "cores, each with its own"
+        return "mapped", f"trainer and servers share the machine's {what}"
+    return FIXED.get(dotted)
 
 
-def _colocate(cfg: Any, device: str) -> tuple[str, str] | None:
-    if not cfg.trainer.placement.colocate_all:
+def _engine_note(engine: Any, name: str, device: str, server: ServerEntry | None) -> Note | None:
+    """Of a key under `generator.inference_engine`."""
+    if name == "weight_sync_backend" and engine.weight_sync_backend == "nccl":
+        return "mapped", "auto: shared memory on one host, the gRPC stream across hosts"
+    if name not in STARTED_ONLY:
         return None
-    what = "GPUs; a server keeps its share of the memory" if device == "cuda" else "cores, each with its own"
-    return "mapped", f"trainer and servers share the machine's {what}"
-
-
-def _weight_sync(cfg: Any, device: str) -> tuple[str, str] | None:
-    if cfg.generator.inference_engine.weight_sync_backend != "nccl":
+    if server is None:
+        return "unused", "the servers run already; they were given their own settings"
+    if name == "backend" and engine.server_command:
+        return "unused", f"{ENGINE}server_command starts the servers"
+    if device == "cpu" and name in ONLY_ON_GPUS:
+        return "unused", ONLY_ON_GPUS[name]
+    if name == "distributed_executor_backend":
+        return "mapped", "mp: a server spawns its GPU workers itself, outside the trainer's Ray cluster"
+    if name not in ENGINE_OPTIONS or _takes(server, name):
         return None
-    return "mapped", "auto: shared memory on one host, the gRPC stream across hosts"
+    absent = f"the command of the server {server.name!r} takes no such option"
+    return ("mapped", f"{ALSO_OURS[name]}; {absent}") if name in ALSO_OURS else ("unused", absent)
 
 
-def _executor(cfg: Any, device: str) -> tuple[str, str] | None:
-    ray = cfg.generator.inference_engine.distributed_executor_backend == "ray"
-    return ("mapped", "mp: a server is not part of the trainer's Ray cluster") if ray else None
+def _takes(server: ServerEntry, name: str) -> bool:
+    """Whether the server is told this key's value."""
+    return name in server.options or (name == "model_dtype" and any("{dtype}" in part for part in server.command))
 
 
-NOTES: dict[str, Note] = {
-    "trainer.placement.colocate_all": _colocate,
-    "generator.inference_engine.weight_sync_backend": _weight_sync,
-    "generator.inference_engine.distributed_executor_backend": _executor,
-    "generator.batched": lambda cfg, device: ("mapped", "environments are stepped on exact tokens either way"),
-    "generator.sampling_params.logprobs": lambda cfg, device: LOGPROBS,
-    "generator.eval_sampling_params.logprobs": lambda cfg, device: LOGPROBS,
-    "data.dataloader.num_workers": lambda cfg, device: ("unused", "rows are in the trainer's memory"),
-    "data.dataloader.persistent_workers": lambda cfg, device: ("unused", "rows are in the trainer's memory"),
-}  # fmt: skip
+@dataclass(frozen=True)
+class Idle:
+    """Keys (patterns) that decide nothing where `holds(cfg)`, and why."""
+
+    keys: tuple[str, ...]
+    holds: Callable[[Any], bool]
+    why: str
+
+
+IDLE = (
+    Idle(
+        ("trainer.ref.*", "trainer.placement.ref_*", "trainer.placement.colocate_policy_ref",
+         "trainer.algorithm.kl_loss_coef", "trainer.algorithm.kl_estimator_type"),
+        lambda cfg: not cfg.trainer.algorithm.use_kl_loss,
+        "there is no KL term (trainer.algorithm.use_kl_loss=false)",
+    ),
+    Idle(
+        ("trainer.algorithm.entropy_loss_coef",),
+        lambda cfg: not cfg.trainer.algorithm.use_entropy_loss,
+        "there is no entropy bonus (trainer.algorithm.use_entropy_loss=false)",
+    ),
+    Idle(
+        ("trainer.algorithm.clip_ratio_c",),
+        lambda cfg: cfg.trainer.algorithm.policy_loss_type == "regular",
+        "only trainer.algorithm.policy_loss_type=dual_clip reads it",
+    ),
+    Idle(
+        ("trainer.algorithm.max_seq_len",),
+        lambda cfg: cfg.trainer.algorithm.loss_reduction in ("token_mean", "sequence_mean", "prompt_mean"),
+        "only trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by it",
+    ),
+    Idle(
+        ("trainer.micro_train_batch_size_per_gpu", "trainer.micro_forward_batch_size_per_gpu"),
+        lambda cfg: cfg.trainer.max_tokens_per_microbatch > 0,
+        "trainer.max_tokens_per_microbatch cuts the micro-batches",
+    ),
+    Idle(
+        ("trainer.gradient_checkpointing_use_reentrant",),
+        lambda cfg: not cfg.trainer.gradient_checkpointing,
+        "nothing is recomputed (trainer.gradient_checkpointing=false)",
+    ),
+    Idle(
+        ("data.val_data", "generator.eval_*", "trainer.dump_eval_results"),
+        lambda cfg: cfg.trainer.eval_interval <= 0 and not cfg.trainer.eval_before_train,
+        "nothing is evaluated (trainer.eval_interval, trainer.eval_before_train)",
+    ),
+    Idle(
+        ("generator.use_conversation_multi_turn", "generator.append_eos_token_after_stop_str_in_multi_turn"),
+        lambda cfg: cfg.generator.max_turns == 1,
+        "an episode has one turn (generator.max_turns=1)",
+    ),
+    Idle(
+        ("generator.chat_template.source",),
+        lambda cfg: cfg.generator.chat_template.name_or_path is None,
+        "the tokenizer's own template is used (no generator.chat_template.name_or_path)",
+    ),
+    Idle(
+        ("trainer.max_ckpts_to_keep",),
+        lambda cfg: cfg.trainer.ckpt_interval <= 0,
+        "no checkpoint is written (trainer.ckpt_interval)",
+    ),
+)  # fmt: skip
+
+# Keys whose value changes nothing here, whatever it is.
+FIXED: dict[str, Note] = {
+    "generator.batched": ("mapped", "environments are stepped on exact tokens either way"),
+    "generator.sampling_params.logprobs": ("mapped", ALWAYS_LOGPROBS),
+    "generator.eval_sampling_params.logprobs": ("mapped", ALWAYS_LOGPROBS),
+    "data.dataloader.num_workers": ("unused", IN_MEMORY),
+    "data.dataloader.persistent_workers": ("unused", IN_MEMORY),
+}
+
+# What only a server that is started here is told, by its command line.
+ENGINE_OPTIONS = (
+    "model_dtype", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
+    "enforce_eager", "enable_prefix_caching", "engine_init_kwargs",
+)  # fmt: skip
+STARTED_ONLY = (
+    *ENGINE_OPTIONS, "backend", "server_command", "num_engines", "distributed_executor_backend",
+    "server_start_timeout_s",
+)  # fmt: skip
+# Options that the trainer reads too.
+ALSO_OURS = {
+    "max_num_seqs": "samples that the trainer has in flight per server",
+    "tensor_parallel_size": "GPUs that a server sees",
+}

@@ -111,3 +111,8 @@ class TrainerConfig(ConfigPart):
     def run_folder(self) -> Path:
         """./runs/<project_name>/<run_name>, absolute: where everything goes that has no folder of its own."""
         return (Path("runs") / self.project_name / self.run_name).absolute()
+
+    @property
+    def log_folder(self) -> Path:
+        """`log_path` as the root fills it in."""
+        return Path(self.log_path or self.run_folder / "logs")

@@ -15,6 +15,7 @@ from skyrl.train.algorithms.policy_losses import POLICY_LOSSES
 from skyrl.train.algorithms.reductions import LOSS_REDUCTIONS
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
+from skyrl.train.launch import table
 from skyrl.train.trackers import TRACKERS
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+$")
@@ -91,14 +92,14 @@ def sampling(cfg: Any) -> Iterator[str]:
 def names(cfg: Any) -> Iterator[str]:
     """Names that index a table of functions; users add theirs with the table's `register`."""
     algorithm = cfg.trainer.algorithm
-    for table, name in (
+    for functions, name in (
         (ADVANTAGE_ESTIMATORS, algorithm.advantage_estimator),
         (POLICY_LOSSES, algorithm.policy_loss_type),
         (LOSS_REDUCTIONS, algorithm.loss_reduction),
         (KL_ESTIMATORS, algorithm.kl_estimator_type),
     ):
-        if name not in table:
-            yield f"{table.key}={name}: {listed(name, table)}"
+        if name not in functions:
+            yield f"{functions.key}={name}: {listed(name, functions)}"
     for name in cfg.trainer.logger:
         if name not in TRACKERS:
             yield f"trainer.logger={name}: {listed(name, TRACKERS)}"
@@ -152,6 +153,16 @@ def servers(cfg: Any) -> Iterator[str]:
             "generator.inference_engine.run_engines_locally=false needs the servers to connect to: "
             "generator.inference_engine.external_server_urls=['grpc://host:50051']"
         )
+
+
+def server_settings(cfg: Any) -> Iterator[str]:
+    """A server that can be started, and names of ways that exist."""
+    engine = cfg.generator.inference_engine
+    if not engine.external_server_urls:
+        try:
+            table.find(engine)
+        except ValueError as error:
+            yield str(error)
     known = ("auto", "nccl", "shm", "inline")
     if engine.weight_sync_backend not in known:
         yield (
@@ -213,5 +224,5 @@ def model_paths(cfg: Any) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
-    model_paths, batch_sizes, lengths, sampling, names, placement, servers, checkpoints,
+    model_paths, batch_sizes, lengths, sampling, names, placement, servers, server_settings, checkpoints,
 )  # fmt: skip

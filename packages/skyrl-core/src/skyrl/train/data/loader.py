@@ -20,7 +20,7 @@ class PromptLoader:
     one batch needs.
     """
 
-    def __init__(self, dataset: PromptDataset, batch_size: int, *, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, dataset: PromptDataset, batch_size: int, *, seed: int) -> None:
         if len(dataset) < batch_size:
             dropped = f" ({dataset.num_dropped} more are too long)" if dataset.num_dropped else ""
             raise ValueError(
@@ -30,7 +30,6 @@ class PromptLoader:
         self.dataset = dataset
         self.batch_size = batch_size
         self.seed = seed
-        self.shuffle = shuffle
         self.epoch = 0
         self.position = 0
         self._cached_order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
@@ -51,8 +50,7 @@ class PromptLoader:
         """Row positions int64 [num_prompts] of one epoch."""
         if self._cached_order[0] != epoch:
             order = np.arange(len(self.dataset))
-            if self.shuffle:
-                np.random.Generator(np.random.PCG64(derive(self.seed, "epoch", epoch))).shuffle(order)
+            np.random.Generator(np.random.PCG64(derive(self.seed, "epoch", epoch))).shuffle(order)
             self._cached_order = (epoch, order)
         return self._cached_order[1]
 
@@ -77,7 +75,6 @@ class PromptLoader:
     def _identity(self) -> dict[str, Any]:
         return {
             "seed": self.seed,
-            "shuffle": self.shuffle,
             "batch_size": self.batch_size,
             "num_prompts": len(self.dataset),
             "digest": self.dataset.digest,

@@ -4,6 +4,7 @@ is refused by name. Hub names are not resolved: data is local."""
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,8 @@ import xxhash
 from skyrl.train import environments
 from skyrl.train.generator.chat import ChatFormat, Tokenizer
 from skyrl.train.generator.trajectory import PromptTask
+
+log = logging.getLogger(__name__)
 
 PROMPT_COLUMN = "prompt"
 ENV_COLUMN = "env_class"
@@ -32,7 +35,7 @@ class PromptDataset:
 
     def __init__(
         self,
-        files: Sequence[str | Path] | str | Path,
+        files: Sequence[str | Path],
         chat: ChatFormat,
         *,
         max_prompt_length: int,
@@ -43,12 +46,11 @@ class PromptDataset:
         self.max_prompt_length = max_prompt_length
         self.num_dropped = 0
         self._tasks: list[PromptTask] = []
-        paths = [files] if isinstance(files, str | Path) else list(files)
-        if not paths:
+        if not files:
             raise ValueError(f"{key} names no file: give at least one .parquet, .json or .jsonl file")
         digest = xxhash.xxh3_128()
         first = 0
-        for path in (Path(p).expanduser() for p in paths):
+        for path in (Path(file).expanduser() for file in files):
             rows = read_rows(path, key=key)
             for index, row in enumerate(rows):
                 task = _task(row, uid=str(first + index), where=f"{path}, row {index}", default_env=default_env_class)
@@ -77,6 +79,14 @@ class PromptDataset:
             default_env_class=cfg.environment.env_class,
             key=f"data.{split}_data",
         )
+        if dataset.num_dropped:
+            log.warning(
+                "%s: %d of %d prompts have more than trainer.max_prompt_length=%d tokens and are left out",
+                dataset.key,
+                dataset.num_dropped,
+                dataset.num_dropped + len(dataset),
+                dataset.max_prompt_length,
+            )
         environments.import_plugins(cfg.environment.plugins)
         environments.require(dataset.env_classes)
         return dataset

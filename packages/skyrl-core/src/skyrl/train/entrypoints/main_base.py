@@ -82,7 +82,7 @@ class BasePPOExp:
         """The sinks of `trainer.logger`."""
         from skyrl.train.trackers import open_trackers
 
-        return open_trackers(self.cfg, Path(self.cfg.trainer.log_path or "."))
+        return open_trackers(self.cfg, self.cfg.trainer.log_folder)
 
     def get_trainer(self, **parts: Any) -> Any:
         """The loop over these parts; see `RayPPOTrainer`."""
@@ -108,7 +108,7 @@ class BasePPOExp:
 
         files = dict(result.files)
         if result.rows:
-            curve = Path(self.cfg.trainer.log_path or ".") / "reward_curve.png"
+            curve = self.cfg.trainer.log_folder / "reward_curve.png"
             save_reward_curve(result.rows, curve)
             files["reward curve"] = curve
         print_closing(
@@ -219,7 +219,7 @@ def main(
             print(help_for(arguments, parts or {}, word=word))
             return
         cfg, plugin = backends.resolve(arguments, parts or {})
-        folder.append(Path(cfg.trainer.log_path or "."))
+        folder.append(cfg.trainer.log_folder)
         _log_to_stderr(plugin)
         exp_cls(cfg, plugin).run()
 

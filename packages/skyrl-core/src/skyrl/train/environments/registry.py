@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from skyrl_gym.envs import registration
 from skyrl_gym.envs.base_text_env import BaseTextEnv
+
+from skyrl.train.config.problems import listed
 
 # Name -> entry point of the environments that this package adds.
 OWN_ENVIRONMENTS = {"arithmetic": "skyrl.train.environments.arithmetic:ArithmeticEnv"}
@@ -50,11 +51,9 @@ def require(names: Iterable[str]) -> None:
     choices = known()
     for name in names:
         if name not in choices:
-            near = difflib.get_close_matches(name, choices, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"unknown environment {name!r}.{hint} Known: {', '.join(choices)}. "
-                "One of your own is registered by a module named in environment.plugins"
+                f"unknown environment {name!r}: {listed(name, choices)}; one of your own is registered by a module "
+                "named in environment.plugins"
             )
 
 

@@ -31,12 +31,12 @@ class EnvironmentFailed(RuntimeError):
 class EnvironmentThreads:
     """Runs blocking calls in at most `max_workers` daemon threads, which start as they are needed.
 
-    Daemon threads, because an environment that hangs must not keep the process from ending.
+    Daemon threads, because an environment that hangs must not keep the process from ending; they live as long as it.
     """
 
     def __init__(self, max_workers: int) -> None:
         self.max_workers = max_workers
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._running = 0
         self._slots = asyncio.Semaphore(max_workers)
@@ -69,15 +69,9 @@ class EnvironmentThreads:
         finally:
             self._running -= 1
 
-    def close(self) -> None:
-        """Lets idle threads end; a call that hangs is left behind."""
-        for _ in self._threads:
-            self._jobs.put(None)
-        self._threads = []
-
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            work, loop, future = job
+        while True:
+            work, loop, future = self._jobs.get()
             try:
                 outcome, error = work(), None
             except BaseException as raised:

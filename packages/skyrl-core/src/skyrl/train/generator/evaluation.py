@@ -17,7 +17,7 @@ def evaluation_metrics(trajectories: Sequence[Trajectory], n_samples: int) -> di
     """
     by_source: dict[str, list[Trajectory]] = defaultdict(list)
     for t in trajectories:
-        by_source[_metric_name(t.data_source)].append(t)
+        by_source[source_name(t.data_source)].append(t)
     groups = {**by_source, "all": list(trajectories)} if trajectories else {}
     return {f"eval/{source}/{name}": v for source, g in groups.items() for name, v in scores(g, n_samples).items()}
 
@@ -35,6 +35,6 @@ def scores(trajectories: Sequence[Trajectory], n_samples: int) -> dict[str, floa
     }
 
 
-def _metric_name(data_source: str) -> str:
-    """A data source inside a metric's name, where "/" divides; an empty one is `unknown`."""
+def source_name(data_source: str) -> str:
+    """A data source as part of a metric's or a file's name, where "/" divides; an empty one is `unknown`."""
     return data_source.replace("/", "_") or "unknown"

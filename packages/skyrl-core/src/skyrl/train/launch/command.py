@@ -9,8 +9,12 @@ from typing import Any
 
 from skyrl.train.launch.table import FORMS, ServerEntry
 
-# Settings of GPUs: a server on CPU gets none of them.
-ONLY_ON_GPUS = ("tensor_parallel_size", "gpu_memory_utilization", "distributed_executor_backend")
+# Settings of GPUs, which a server on CPU does not get, and why.
+ONLY_ON_GPUS = {
+    "tensor_parallel_size": "a server without GPUs is one worker",
+    "gpu_memory_utilization": "there is no GPU memory to share",
+    "distributed_executor_backend": "a server without GPUs is one worker",
+}
 
 
 def build(

@@ -134,7 +134,7 @@ class ServerProcess:
             "seed": str(cfg.trainer.seed),
         }
         arguments = command.build(entry, engine, values, device=device, binaries=binaries)
-        folder = Path(cfg.trainer.log_path)
+        folder = cfg.trainer.log_folder
         folder.mkdir(parents=True, exist_ok=True)
         log_file = folder / f"server-{number}.log"
         server_cores = _cores(cfg, number) if device == "cpu" else None

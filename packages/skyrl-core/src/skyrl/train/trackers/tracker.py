@@ -1,12 +1,13 @@
-"""Which sinks receive a run's metrics, chosen by `trainer.logger` (one name or a list)."""
+"""Which sinks receive a run's metrics, chosen by `trainer.logger`."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from skyrl.train.config.problems import listed
 
 
 class Tracker(Protocol):
@@ -41,22 +42,13 @@ class TrackerSet:
             tracker.close()
 
 
-def check_names(names: Sequence[str]) -> None:
-    """ValueError names the unknown tracker, the known ones and the nearest."""
-    for name in names:
-        if name not in TRACKERS:
-            near = difflib.get_close_matches(name, TRACKERS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"trainer.logger={name!r}: known trackers are {', '.join(sorted(TRACKERS))}{hint}")
-
-
 def open_trackers(cfg: Any, log_folder: Path) -> TrackerSet:
-    """Opens every tracker of `trainer.logger`; each gets (cfg, log_folder)."""
-    names = [cfg.trainer.logger] if isinstance(cfg.trainer.logger, str) else list(cfg.trainer.logger)
-    check_names(names)
-    return TrackerSet([_load(name)(cfg, log_folder) for name in names])
+    """Opens every tracker of `trainer.logger`; each gets (cfg, log_folder). ValueError for an unknown name."""
+    return TrackerSet([_load(name)(cfg, log_folder) for name in cfg.trainer.logger])
 
 
 def _load(name: str) -> type:
+    if name not in TRACKERS:
+        raise ValueError(f"trainer.logger={name}: {listed(name, TRACKERS)}")
     module, attribute = TRACKERS[name].split(":")
     return getattr(importlib.import_module(module), attribute)
