@@ -24,8 +24,8 @@ TIERS = {
     "ci": ("not long", 4200.0),
     "long": ("ci or long or not ci", 12 * 3600.0),
 }
-"""Tier -> which tests pytest selects by their markers, and the seconds after which a run counts as hung. The aims, 3 and
-25 minutes on two quiet cores, are lower: a busy machine is slow, not wrong."""
+"""Tier -> which tests pytest selects by their markers, and the seconds after which a run counts as hung. The aims, 3
+and 25 minutes on two quiet cores, are lower: a busy machine is slow, not wrong."""
 
 SERVER_TIMEOUT_S = 1200.0
 SUMMARY_WORDS = (" passed", " failed", " error", "no tests ran", " deselected")
