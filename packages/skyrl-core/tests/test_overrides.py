@@ -79,6 +79,17 @@ def test_a_reference_to_nothing_is_a_problem() -> None:
     assert "trainer.export_path=${trainer.nope}" in problems("trainer.export_path=${trainer.nope}")
 
 
+@pytest.mark.parametrize("text", ["${", "${trainer.seed", "${a:"])
+def test_a_reference_that_is_not_closed_is_a_problem(text: str) -> None:
+    assert f"trainer.export_path={text}: not a well-formed reference" in problems(f"trainer.export_path={text}")
+
+
+def test_a_file_that_is_no_yaml_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("trainer:\n  epochs: 3\n  epochs: 4\n")
+    assert f"@{file}: not a YAML file: line 3: found duplicate key epochs" in problems(f"@{file}")
+
+
 def test_a_file_may_be_nested_or_dotted_and_arguments_after_it_win(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(

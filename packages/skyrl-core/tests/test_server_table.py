@@ -69,7 +69,12 @@ def test_a_command_of_ones_own_needs_no_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("run --model {model}", "does not say {listen}"), ("run {listen} {port}", "is no placeholder")]
+    ("text", "told"),
+    [
+        ("run --model {model}", "does not say {listen}"),
+        ("run {listen} {port}", "is no placeholder"),
+        ("run 'a {listen}", "No closing quotation"),
+    ],
 )
 def test_a_command_that_cannot_be_filled_is_told(text: str, told: str) -> None:
     with pytest.raises(ValueError, match="server_command") as caught:

@@ -81,6 +81,7 @@ def test_the_defaults_break_no_rule() -> None:
         ("trainer.resume_path=/x", "only read with trainer.resume_mode=from_path"),
         ("trainer.resume_mode=from_path trainer.resume_path=/x", "expected a folder named global_step_N"),
         ("trainer.resume_mode=from_path trainer.resume_path=/x/global_step_3", "no such folder"),
+        ("trainer.ckpt_path=s3://bucket/run", "trainer.ckpt_path=s3://bucket/run: expected a folder on this machine"),
         ("trainer.policy.model.path=/nope", "trainer.policy.model.path=/nope: no such folder"),
     ],
 )

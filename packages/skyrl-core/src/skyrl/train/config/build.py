@@ -112,6 +112,12 @@ def _interpolated(cls: type[ConfigPart], placed: Mapping[Path_, Written], proble
     referring = [path for path, written in placed.items() if "${" in str(written.value)]
     if not referring:
         return tree
+    malformed = [path for path in referring if not _is_reference(placed[path].value)]
+    problems += [
+        f"{'.'.join(p)}={placed[p].value}: not a well-formed reference: write ${{section.key}}" for p in malformed
+    ]
+    if malformed:
+        return tree
     known = OmegaConf.merge(OmegaConf.create(schema.declared_defaults(cls)), OmegaConf.create(tree))
     for path in referring:
         try:
@@ -122,6 +128,14 @@ def _interpolated(cls: type[ConfigPart], placed: Mapping[Path_, Written], proble
             continue
         _insert(tree, path, _fitted(cls, path, value, str(value)))
     return tree
+
+
+def _is_reference(value: Any) -> bool:
+    try:
+        OmegaConf.create({"value": value})
+    except OmegaConfBaseException:
+        return False
+    return True
 
 
 def _fitted(cls: type[ConfigPart], path: Path_, value: Any, text: str | None) -> Any:

@@ -124,7 +124,7 @@ def _read_file(path: Path) -> Iterator[tuple[Path_, Written]]:
         loaded = OmegaConf.load(path)
         content = OmegaConf.to_container(loaded, resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"@{path}: not a YAML file: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"@{path}: not a YAML file: {_reason(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"@{path}: expected keys and values, found a {type(content).__name__}")
     for name, value in content.items():
@@ -132,6 +132,13 @@ def _read_file(path: Path) -> Iterator[tuple[Path_, Written]]:
             raise ValueError(f"@{path}: {name!r} is not a key; write keys and values, as in 'trainer: {{epochs: 3}}'")
         value = _beside(value, path.absolute().parent)
         yield tuple(str(name).split(".")), Written(value, None, f"@{path}")
+
+
+def _reason(error: Exception) -> str:
+    """'line 3: what is wrong there', as far as the error knows."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return str(error).splitlines()[0]
 
 
 def _beside(value: Any, folder: Path) -> Any:

@@ -206,6 +206,14 @@ def checkpoints(cfg: Any) -> Iterator[str]:
         )
 
 
+def folders(cfg: Any) -> Iterator[str]:
+    """What a run writes goes to folders of this machine."""
+    for name in ("ckpt_path", "export_path", "log_path"):
+        path = getattr(cfg.trainer, name)
+        if "://" in path:
+            yield f"trainer.{name}={path}: expected a folder on this machine; mount the store, or copy the files later"
+
+
 def model_paths(cfg: Any) -> Iterator[str]:
     """A folder must exist; anything of the form owner/name is asked for at the hub later."""
     paths = {"trainer.policy.model.path": cfg.trainer.policy.model.path}
@@ -224,5 +232,5 @@ def model_paths(cfg: Any) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
-    model_paths, batch_sizes, lengths, sampling, names, placement, servers, server_settings, checkpoints,
+    model_paths, batch_sizes, lengths, sampling, names, placement, servers, server_settings, checkpoints, folders,
 )  # fmt: skip

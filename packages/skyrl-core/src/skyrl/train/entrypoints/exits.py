@@ -24,6 +24,9 @@ INTERRUPTED, TERMINATED = 130, 143
 # What a message alone explains; anything else is a defect and shows its traceback.
 EXPLAINED = (ValueError, RolloutError, ServerDied, FileNotFoundError, PermissionError, TimeoutError)
 
+# A signal that was lost comes again after this long.
+AGAIN_S = 0.1
+
 _terminated = threading.Event()
 
 
@@ -33,6 +36,7 @@ def run_to_exit(work: Callable[[], object], *, log_folder: Callable[[], Path | N
     `log_folder` tells where the traceback of an explained error goes; it is not shown on the screen.
     """
     previous = _take_sigterm()
+    hook, sys.unraisablehook = sys.unraisablehook, _send_again
     try:
         work()
         return
@@ -53,6 +57,7 @@ def run_to_exit(work: Callable[[], object], *, log_folder: Callable[[], Path | N
         code = 1
         traceback.print_exc()
     finally:
+        sys.unraisablehook = hook
         _give_back_sigterm(previous)
     leave(code)
 
@@ -79,6 +84,17 @@ def _show(error: BaseException, folder: Path | None) -> None:
         print(f"(where it happened: {path})", file=sys.stderr)
     except OSError as unwritable:
         print(f"(its traceback could not be written: {unwritable})", file=sys.stderr)
+
+
+def _send_again(lost: sys.UnraisableHookArgs) -> None:
+    """A Ctrl-C that arrives inside a destructor, of which imports run thousands, is dropped by Python: it is repeated
+    until it arrives elsewhere."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -46,8 +46,7 @@ def find(engine: Any) -> ServerEntry:
     ValueError for an unknown name shows the known ones and the three ways to name a server.
     """
     if engine.server_command:
-        command = engine.server_command
-        return ServerEntry("server_command", tuple(shlex.split(command) if isinstance(command, str) else command))
+        return ServerEntry("server_command", _words(engine.server_command))
     entries, root, where = _table()
     if engine.backend not in entries:
         known = f"{where} has {', '.join(sorted(entries))}" if where else "there is no servers table here"
@@ -57,6 +56,13 @@ def find(engine: Any) -> ServerEntry:
             f"{'; ' + hint if hint else ''}\n{FORMS}"
         )
     return _entry(engine.backend, entries[engine.backend], root, where)
+
+
+def _words(command: str | Sequence[str]) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command) if isinstance(command, str) else command)
+    except ValueError as error:
+        raise ValueError(f"generator.inference_engine.server_command={command}: {error}") from error
 
 
 @cache
