@@ -44,6 +44,12 @@ def test_the_top_level_holds_what_the_design_names_and_nothing_else() -> None:
 
 def test_every_package_has_the_same_front() -> None:
     packages = sorted(path.parent for path in (ROOT / "packages").glob("*/pyproject.toml"))
-    missing = [shown(package / name) for package in packages for name in ("README.md", "src", "tests")
+    missing = [shown(package / name) for package in packages for name in ("README.md", "LICENSE", "src", "tests")
                if not (package / name).exists()]  # fmt: skip
     assert missing == []
+
+
+def test_every_package_carries_the_one_license() -> None:
+    """A copy: a link would leave the source distribution."""
+    whole = (ROOT / "LICENSE").read_text()
+    assert [shown(copy) for copy in (ROOT / "packages").glob("*/LICENSE") if copy.read_text() != whole] == []

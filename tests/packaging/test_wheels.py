@@ -31,6 +31,8 @@ class Wheel:
             self.files = set(archive.namelist())
             info = f"{distribution.replace('-', '_')}-{path.name.split('-')[1]}.dist-info"
             self.metadata = message_from_string(archive.read(f"{info}/METADATA").decode())
+            license = f"{info}/licenses/LICENSE"
+            self.license = archive.read(license).decode() if license in self.files else ""
             entries = f"{info}/entry_points.txt"
             self.entry_points = archive.read(entries).decode() if entries in self.files else ""
 
@@ -68,6 +70,11 @@ def test_its_entry_points_lead_to_modules_in_it(wheel: Wheel) -> None:
         t for t in targets if not {f"{t.replace('.', '/')}.py", f"{t.replace('.', '/')}/__init__.py"} & wheel.files
     ]
     assert missing == []
+
+
+def test_it_holds_the_license(wheel: Wheel) -> None:
+    assert wheel.license == (ROOT / "LICENSE").read_text()
+    assert wheel.metadata.get_all("License-File") == ["LICENSE"]
 
 
 def test_its_metadata_names_no_path_and_no_workspace(wheel: Wheel) -> None:
