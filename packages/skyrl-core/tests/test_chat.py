@@ -15,6 +15,16 @@ def test_a_prompt_ends_with_the_generation_prompt(chat_tokenizer):
 
 
 @pytest.mark.parametrize(
+    ("template", "told"),
+    [(None, "the model's tokenizer has no chat template: give one"), ("{% for %}", "cannot render these messages")],
+)
+def test_a_template_that_is_missing_or_wrong_is_told(chat_tokenizer, monkeypatch, template, told):
+    monkeypatch.setattr(chat_tokenizer, "chat_template", template)
+    with pytest.raises(ValueError, match=told):
+        ChatFormat(chat_tokenizer).prompt_ids(NO)
+
+
+@pytest.mark.parametrize(
     ("ended", "close_turns", "between"),
     [
         (True, True, "\n<bos>user\nno<eos>\n<bos>assistant\n"),

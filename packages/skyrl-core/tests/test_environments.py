@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sys
 import threading
 import time
 
@@ -26,6 +27,10 @@ class ScriptedEnv(BaseTextEnv):
             raise TimeoutError("the judge is away")
         if action == "hang":
             time.sleep(5)
+        if action == "exit":
+            sys.exit(0)
+        if action == "huge":
+            return BaseTextEnvStepOutput(observations=[], reward=1e300, done=True, metadata={})
         if action == "nothing":
             return None
         reward = float("nan") if action == "nan" else 0.5
@@ -61,7 +66,10 @@ async def threads():
     [
         ("raise", r"environment 'scripted' on prompt 12, sample 3, turn 1 raised KeyError: 'ground_truth'"),
         ("time out", "turn 1 raised TimeoutError: the judge is away"),
-        ("nan", "prompt 12, sample 3, turn 1 returned the reward nan: a reward must be a finite number"),
+        ("raise", r"test_environments\.py:\d+\)"),
+        ("exit", r"turn 1 raised RuntimeError: SystemExit\(0\)"),
+        ("nan", "prompt 12, sample 3, turn 1 returned the reward nan: a reward must be a finite float32 number"),
+        ("huge", r"turn 1 returned the reward 1e\+300: a reward must be a finite float32 number"),
         ("nothing", "turn 1 returned None: expected observations, a number as reward"),
     ],
 )
@@ -82,6 +90,12 @@ async def test_an_environment_that_hangs_is_given_up_at_its_deadline(threads):
 async def test_a_wrong_row_is_an_error_at_the_start_of_the_sample(threads):
     with pytest.raises(EnvironmentFailed, match="'arithmetic' at the start of prompt 12, sample 3 raised ValueError"):
         await start(threads, env_class="arithmetic")
+
+
+async def test_an_environment_that_begins_without_messages_is_named(threads, monkeypatch):
+    monkeypatch.setattr(ScriptedEnv, "init", lambda self, prompt: ([], {}))
+    with pytest.raises(EnvironmentFailed, match=r"at the start of prompt 12, sample 3 returned \[\] from init"):
+        await start(threads)
 
 
 async def test_an_episode_ends_with_the_environments_metrics(threads):
@@ -123,6 +137,9 @@ def test_a_plugin_module_registers_by_being_imported(tmp_path, monkeypatch):
     assert "mine" in environments.known()
     with pytest.raises(ValueError, match=r"environment.plugins: cannot import 'no_such_module'"):
         environments.import_plugins(["no_such_module"])
+    (tmp_path / "licensed.py").write_text("raise RuntimeError('no licence')")
+    with pytest.raises(ValueError, match=r"environment.plugins: 'licensed' raised RuntimeError: no licence"):
+        environments.import_plugins(["licensed"])
 
 
 def test_a_name_means_one_environment():

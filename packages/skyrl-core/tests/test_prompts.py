@@ -88,6 +88,8 @@ def test_fields_that_parquet_filled_with_null_do_not_reach_the_template(read, tm
         ("rows.jsonl", '{"prompt": "1+1="}', r"rows.jsonl, row 0, column 'prompt': expected a list of messages"),
         ("rows.json", '[{"prompt": [{"role": "user"}]}]', "rows.json, row 0, column 'prompt': .* got the message"),
         ("rows.json", "[3]", "rows.json, row 0: expected an object"),
+        ("rows.json", "3", "rows.json: expected a list of objects, got 3"),
+        ("rows.json", '[{"prompt": [{"role": "user", "content": ""}]}]', "rows.json, row 0: .* is no token at all"),
     ],
 )
 def test_what_cannot_be_read_is_named(read, tmp_path, name, content, expected):

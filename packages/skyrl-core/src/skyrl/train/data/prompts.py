@@ -53,8 +53,9 @@ class PromptDataset:
         for path in (Path(file).expanduser() for file in files):
             rows = read_rows(path, key=key)
             for index, row in enumerate(rows):
-                task = _task(row, uid=str(first + index), where=f"{path}, row {index}", default_env=default_env_class)
-                if len(chat.prompt_ids(task.messages)) > max_prompt_length:
+                where = f"{path}, row {index}"
+                task = _task(row, uid=str(first + index), where=where, default_env=default_env_class)
+                if _num_tokens(task, chat, where) > max_prompt_length:
                     self.num_dropped += 1
                     continue
                 self._tasks.append(task)
@@ -144,9 +145,11 @@ def _read_json(path: Path, key: str) -> list[dict[str, Any]]:
         return _read_json_lines(path, key)
     except UnicodeDecodeError as error:
         raise ValueError(f"{key}: {path} is not UTF-8 text: {error}") from error
+    if isinstance(rows, list):
+        return rows
     if isinstance(rows, dict):
-        rows = [rows]
-    return rows
+        return [rows]
+    raise ValueError(f"{key}: {path}: expected a list of objects, got {rows!r:.80}")
 
 
 def _read_json_lines(path: Path, key: str) -> list[dict[str, Any]]:
@@ -161,6 +164,16 @@ def _read_json_lines(path: Path, key: str) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{key}: {path}, line {number} is not JSON: {error}") from error
     return rows
+
+
+def _num_tokens(task: PromptTask, chat: ChatFormat, where: str) -> int:
+    try:
+        num_tokens = len(chat.prompt_ids(task.messages))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    if num_tokens == 0:
+        raise ValueError(f"{where}: the prompt {task.messages!r:.80} is no token at all: give it content")
+    return num_tokens
 
 
 def _task(row: Any, *, uid: str, where: str, default_env: str | None) -> PromptTask:

@@ -38,6 +38,8 @@ def import_plugins(modules: Iterable[str]) -> None:
             raise ValueError(
                 f"environment.plugins: cannot import {module!r} ({error}): give the name of a module on PYTHONPATH"
             ) from error
+        except Exception as error:
+            raise ValueError(f"environment.plugins: {module!r} raised {type(error).__name__}: {error}") from error
 
 
 def known() -> list[str]:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
 from skyrl.train.environments import registry
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
+LARGEST_REWARD = float(np.finfo(np.float32).max)
 Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future]
 
 
@@ -53,7 +55,7 @@ class EnvironmentThreads:
             except Exception as error:
                 if deadline.expired():
                     raise EnvironmentFailed(f"{name} did not answer within {timeout_s:g} s") from error
-                raise EnvironmentFailed(f"{name} raised {type(error).__name__}: {error}") from error
+                raise EnvironmentFailed(f"{name} raised {type(error).__name__}: {error}{_place(error)}") from error
 
     async def _submit(self, work: Callable[[], R]) -> R:
         loop = asyncio.get_running_loop()
@@ -87,10 +89,17 @@ def _settle(future: asyncio.Future, outcome: Any, error: BaseException | None) -
         return
     if error is None:
         future.set_result(outcome)
-    elif isinstance(error, StopIteration):
-        future.set_exception(RuntimeError("StopIteration"))  # asyncio refuses StopIteration in a future
+    elif isinstance(error, StopIteration) or not isinstance(error, Exception):
+        # asyncio refuses StopIteration in a future, and sys.exit() in an environment must not end the run as done
+        future.set_exception(RuntimeError(repr(error)).with_traceback(error.__traceback__))
     else:
         future.set_exception(error)
+
+
+def _place(error: Exception) -> str:
+    """' (file:line)' of the innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,8 @@ class Episode:
 
         name = f"environment {env_class!r} at the start of {where}"
         env, first = await threads.call(begin, name=name, timeout_s=timeout_s)
+        if not first or not all(isinstance(m, dict) and "role" in m and "content" in m for m in first):
+            raise EnvironmentFailed(f"{name} returned {first!r:.200} from init: expected a list of messages")
         return Episode(env, env_class, where, threads=threads, timeout_s=timeout_s), first
 
     async def step(self, action: str) -> EnvStep:
@@ -150,8 +161,8 @@ class Episode:
             raise EnvironmentFailed(
                 f"{name} returned {out!r:.200}: expected observations, a number as reward, done and metadata"
             ) from error
-        if not math.isfinite(reward):
-            raise EnvironmentFailed(f"{name} returned the reward {reward}: a reward must be a finite number")
+        if not abs(reward) <= LARGEST_REWARD:
+            raise EnvironmentFailed(f"{name} returned the reward {reward}: a reward must be a finite float32 number")
         return step
 
     async def finish(self) -> dict[str, Any]:

@@ -76,10 +76,9 @@ class ChatFormat:
         )
 
     def prompt_ids(self, messages: Messages) -> np.ndarray:
-        """int32 [P]: the conversation with the generation prompt. ValueError where the tokenizer has no template."""
-        ids = self.tokenizer.apply_chat_template(
-            [dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=False, **self._kwargs
-        )
+        """int32 [P]: the conversation with the generation prompt. ValueError where there is no template, or a wrong
+        one."""
+        ids = self._applied(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
         return np.asarray(ids, dtype=np.int32)
 
     def observation_ids(self, observations: Messages, last_token: int, *, ended: bool) -> np.ndarray:
@@ -103,15 +102,24 @@ class ChatFormat:
         return self.tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=True)
 
     def _render(self, messages: Messages, *, add_generation_prompt: bool = False) -> str:
-        text = self.tokenizer.apply_chat_template(
-            [dict(m) for m in messages], add_generation_prompt=add_generation_prompt, tokenize=False, **self._kwargs
-        )
+        text = self._applied(messages, add_generation_prompt=add_generation_prompt, tokenize=False)
         if _TURN not in text:
             raise ValueError(
                 "the chat template leaves out assistant messages, so a second turn has no place: "
                 "set generator.max_turns=1, or give another template with generator.chat_template"
             )
         return text
+
+    def _applied(self, messages: Messages, **options: Any) -> Any:
+        if "chat_template" not in self._kwargs and not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(
+                "the model's tokenizer has no chat template: give one with generator.chat_template.source=file and "
+                "generator.chat_template.name_or_path=FILE.jinja"
+            )
+        try:
+            return self.tokenizer.apply_chat_template([dict(m) for m in messages], **options, **self._kwargs)
+        except Exception as error:
+            raise ValueError(f"the chat template cannot render these messages: {error}") from error
 
     def _encode(self, text: str) -> np.ndarray:
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
