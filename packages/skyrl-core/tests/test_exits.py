@@ -34,6 +34,10 @@ def end_of(work: str) -> subprocess.CompletedProcess[str]:
         ("from skyrl.train.config.problems import ConfigError\ndef work(): raise ConfigError(['a: b'])", 2),
         ("def work(): signal.raise_signal(signal.SIGINT)", 130),
         ("def work(): signal.raise_signal(signal.SIGTERM)", 143),
+        ("def work(): signal.raise_signal(signal.SIGHUP)", 129),
+        ("signal.signal(signal.SIGHUP, signal.SIG_IGN)\ndef work(): signal.raise_signal(signal.SIGHUP)", 0),
+        ("def work(): open('/dev/full', 'w', buffering=1).write('x\\n')", 1),
+        ("from skyrl.train.failures import RunFailed\ndef work(): raise RunFailed('a worker died')", 1),
     ],
 )
 def test_the_exit_code_says_how_the_work_ended(work: str, code: int) -> None:

@@ -1,10 +1,11 @@
 """How a command ends: its exit code, one clear block for what a user can mend, and nothing left running.
 
-0 done; 1 the run failed; 2 the configuration is wrong; 130 Ctrl-C; 143 SIGTERM.
+0 done; 1 the run failed; 2 the configuration is wrong; 129 the terminal closed; 130 Ctrl-C; 143 SIGTERM.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -18,16 +19,19 @@ from types import FrameType
 from skyrl_rollout.errors import RolloutError
 
 from skyrl.train.config.problems import ConfigError
-from skyrl.train.rollouts.watch import ServerDied
+from skyrl.train.failures import RunFailed
 
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED = 130
+# Signals with the same orderly end as Ctrl-C, and the code of each; a closed terminal sends the second.
+ENDING = {signal.SIGTERM: 143, signal.SIGHUP: 129}
 # What a message alone explains; anything else is a defect and shows its traceback.
-EXPLAINED = (ValueError, RolloutError, ServerDied, FileNotFoundError, PermissionError, TimeoutError)
+EXPLAINED = (ValueError, RolloutError, RunFailed, OSError, MemoryError)
 
 # A signal that was lost comes again after this long.
 AGAIN_S = 0.1
 
-_terminated = threading.Event()
+Handler = signal.Handlers | Callable[[int, FrameType | None], object] | int | None
+_arrived: list[int] = []
 
 
 def run_to_exit(work: Callable[[], object], *, log_folder: Callable[[], Path | None] = lambda: None) -> None:
@@ -35,7 +39,7 @@ def run_to_exit(work: Callable[[], object], *, log_folder: Callable[[], Path | N
 
     `log_folder` tells where the traceback of an explained error goes; it is not shown on the screen.
     """
-    previous = _take_sigterm()
+    previous = _take_signals()
     hook, sys.unraisablehook = sys.unraisablehook, _send_again
     try:
         work()
@@ -45,8 +49,8 @@ def run_to_exit(work: Callable[[], object], *, log_folder: Callable[[], Path | N
         if code == 0:
             return
     except KeyboardInterrupt:
-        code = TERMINATED if _terminated.is_set() else INTERRUPTED
-        print(f"\n{'terminated' if _terminated.is_set() else 'interrupted'}", file=sys.stderr)
+        code = ENDING[signal.Signals(_arrived[0])] if _arrived else INTERRUPTED
+        _say(f"\n{'terminated' if _arrived else 'interrupted'}")
     except BrokenPipeError:  # whoever read the output has gone, as in `... --help | head`
         code = 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -58,14 +62,15 @@ def run_to_exit(work: Callable[[], object], *, log_folder: Callable[[], Path | N
         traceback.print_exc()
     finally:
         sys.unraisablehook = hook
-        _give_back_sigterm(previous)
+        _give_back(previous)
     leave(code)
 
 
 def leave(code: int) -> None:
     """Ends this process at once where a thread still computes, in the usual way otherwise."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # of a terminal that is gone
+            stream.flush()
     logging.shutdown()
     others = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
     if others:
@@ -73,17 +78,22 @@ def leave(code: int) -> None:
     sys.exit(code)
 
 
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr)
+
+
 def _show(error: BaseException, folder: Path | None) -> None:
-    print(f"\nerror: {error or type(error).__name__}", file=sys.stderr)
+    _say(f"\nerror: {str(error) or type(error).__name__}")
     if folder is None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "error.log"
         path.write_text("".join(traceback.format_exception(error)))
-        print(f"(where it happened: {path})", file=sys.stderr)
+        _say(f"(where it happened: {path})")
     except OSError as unwritable:
-        print(f"(its traceback could not be written: {unwritable})", file=sys.stderr)
+        _say(f"(its traceback could not be written: {unwritable})")
 
 
 def _send_again(lost: sys.UnraisableHookArgs) -> None:
@@ -97,19 +107,20 @@ def _send_again(lost: sys.UnraisableHookArgs) -> None:
     again.start()
 
 
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    """The same orderly end as Ctrl-C, with its own code."""
-    _terminated.set()
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    _arrived.append(number)
     signal.raise_signal(signal.SIGINT)
 
 
-def _take_sigterm() -> signal.Handlers | Callable[[int, FrameType | None], object] | int | None:
+def _take_signals() -> dict[int, Handler]:
+    """Takes over the signals of `ENDING`, except one that is ignored, as under nohup; returns what stood there."""
+    _arrived.clear()
     if threading.current_thread() is not threading.main_thread():
-        return None
-    _terminated.clear()
-    return signal.signal(signal.SIGTERM, _on_sigterm)
+        return {}
+    taken = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, _on_signal) for number in taken}
 
 
-def _give_back_sigterm(previous: signal.Handlers | Callable[[int, FrameType | None], object] | int | None) -> None:
-    if previous is not None:
-        signal.signal(signal.SIGTERM, previous)
+def _give_back(previous: dict[int, Handler]) -> None:
+    for number, handler in previous.items():
+        signal.signal(number, handler)

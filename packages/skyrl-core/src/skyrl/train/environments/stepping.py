@@ -19,6 +19,7 @@ import numpy as np
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
 from skyrl.train.environments import registry
+from skyrl.train.failures import RunFailed
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -26,7 +27,7 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future]
 
 
-class EnvironmentFailed(RuntimeError):
+class EnvironmentFailed(RunFailed):
     """An environment could not score a sample. The message names both."""
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from skyrl_rollout.tokens import Sample
 
+from skyrl.train.failures import RunFailed
 from skyrl.train.generator.trajectory import PromptTask, Trajectory, TrajectoryID
 
 UNKNOWN_VERSION = -1
 
 
-class UnknownVersion(RuntimeError):
+class UnknownVersion(RunFailed):
     """A sample came without the weight version of its tokens; it must not be trained on."""
 
 

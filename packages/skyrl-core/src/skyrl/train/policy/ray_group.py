@@ -22,6 +22,7 @@ from skyrl_rollout.errors import RolloutError
 
 from skyrl.train.algorithms import tables
 from skyrl.train.backends import BackendPlugin
+from skyrl.train.failures import RunFailed
 from skyrl.train.policy.contract import Role
 from skyrl.train.policy.process_group import join_others, resolve_device, worker_environ
 from skyrl.train.policy.worker import PolicyWorker
@@ -32,7 +33,7 @@ STOP_TIMEOUT_S = 10.0
 LAST_LOG_LINES = 20
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(RunFailed):
     """A worker process is gone. The message names its rank, node and process, and shows its last lines."""
 
 

@@ -14,6 +14,8 @@ from skyrl_rollout.errors import DeadlineExceeded, RolloutError, ServerUnreachab
 from skyrl_rollout.pool import RolloutPool
 from skyrl_rollout.tokens import Generation
 
+from skyrl.train.failures import RunFailed
+
 log = logging.getLogger(__name__)
 R = TypeVar("R")
 
@@ -26,7 +28,7 @@ NOTICE_S = 2.0
 LAST_LINES = 20
 
 
-class ServerDied(RuntimeError):
+class ServerDied(RunFailed):
     """A rollout server of this run is gone. The message names it and shows what it said last."""
 
 
