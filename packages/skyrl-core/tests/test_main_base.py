@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import skyrl.train.quickstart
+from transformers import AutoModelForCausalLM
 
 QUICKSTART = Path(skyrl.train.quickstart.__file__).parent
 MODULE = [sys.executable, "-m", "skyrl.train.entrypoints.main_base"]
@@ -108,11 +109,16 @@ def test_help_teaches_the_grammar_and_finds_keys(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 def test_a_run_leaves_its_table_nothing_running_and_a_configuration_that_runs_again(tmp_path: Path) -> None:
-    run = Run(tmp_path, *EMBEDDED, "trainer.max_training_steps=2")
+    shown = ("trainer.hf_save_interval=2", "trainer.logger=['jsonl','tensorboard']")
+    run = Run(tmp_path, *EMBEDDED, "trainer.max_training_steps=2", *shown)
     assert run.code() == 0, run.output
     assert "trainer/global_step: 2" in run.output
     assert run.left_running() == []
-    saved = next(tmp_path.glob("runs/quickstart/arithmetic/ckpts/global_step_2/*.yaml"))
+    left = tmp_path / "runs/quickstart/arithmetic"
+    assert (left / "logs/reward_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list((left / "logs/tensorboard").iterdir())
+    assert AutoModelForCausalLM.from_pretrained(left / "exports/global_step_2/policy").num_parameters() > 0
+    saved = left / "ckpts/global_step_2/config.yaml"
     again = Run(tmp_path, f"@{saved}", "trainer.run_name=again", "trainer.max_training_steps=1")
     assert again.code() == 0, again.output
     assert list(tmp_path.glob("runs/quickstart/again/ckpts/global_step_1"))
