@@ -1,20 +1,28 @@
 """Do the packages fit together: bounds between them, owners of script names, one servers table?"""
 
+import ast
+import sys
 import tomllib
-from importlib.metadata import distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from sources import ROOT
+from sources import ROOT, package_files, tree
 
 OURS = {
     "skyrl-rollout": set(),
     "skyrl-core": {"skyrl-rollout"},
     "skyrl-arctic": {"skyrl-core"},
     "skyrl-arctic-inference": {"skyrl-rollout"},
+}
+IMPORT_NAMES = {
+    "skyrl_rollout": "skyrl-rollout",
+    "skyrl": "skyrl-core",
+    "arctic_rl": "skyrl-arctic",
+    "skyrl_arctic_inference": "skyrl-arctic-inference",
 }
 SERVER_PACKAGES = ROOT / ".venvs/server/lib"
 
@@ -44,6 +52,39 @@ def test_a_package_depends_only_on_those_below_it_with_bounds_that_hold(distribu
 def test_the_seam_asks_for_no_tensor_library_and_no_engine() -> None:
     asked = {Requirement(line).name for line in project("skyrl-rollout")["dependencies"]}
     assert asked & {"torch", "transformers", "vllm", "ray", "deepspeed", "pydantic"} == set()
+
+
+# Imported and not declared: parts of a declared distribution, what an extra brings, and clients that users install.
+UNDECLARED = {
+    "skyrl-rollout": set(),
+    "skyrl-core": {"pydantic_core", "wandb", "mlflow"},
+    "skyrl-arctic": set(),
+    "skyrl-arctic-inference": {"torch", "vllm", "pydantic"},
+}
+
+
+@pytest.mark.parametrize("distribution", OURS)
+def test_a_package_declares_what_it_imports(distribution: str) -> None:
+    asked = {canonicalize_name(Requirement(line).name) for line in project(distribution)["dependencies"]}
+    names = {name for path in package_files(distribution) for name in imported(tree(path))}
+    names -= set(sys.stdlib_module_names) | UNDECLARED[distribution]
+    assert {name for name in names if not owners_of(name) & (asked | {distribution})} == set()
+
+
+def owners_of(name: str) -> set[str]:
+    """The distributions that bring an import name."""
+    if name in IMPORT_NAMES:
+        return {IMPORT_NAMES[name]}
+    return {canonicalize_name(owner) for owner in packages_distributions().get(name, [])}
+
+
+def imported(module: ast.Module) -> set[str]:
+    """Top-level names of every import, wherever it stands."""
+    found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {
+        node.module for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    }
+    return {name.split(".")[0] for name in found}
 
 
 def scripts_of(*folders: str) -> dict[str, set[str]]:
