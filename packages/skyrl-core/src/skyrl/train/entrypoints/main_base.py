@@ -49,9 +49,12 @@ class BasePPOExp:
 
         folder = self.get_model_folder()
         try:
-            return AutoTokenizer.from_pretrained(folder, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
-        except (OSError, ValueError) as error:
+            tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=not self.cfg.trainer.disable_fast_tokenizer)
+        except Exception as error:
             raise ValueError(f"trainer.policy.model.path={folder}: its tokenizer cannot be loaded: {error}") from error
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # made up by transformers where there are no files
+            raise ValueError(f"trainer.policy.model.path={folder}: there is no tokenizer in it: save it there too")
+        return tokenizer
 
     def get_train_dataset(self, tokenizer: Any) -> Any:
         """The prompts of `data.train_data`."""

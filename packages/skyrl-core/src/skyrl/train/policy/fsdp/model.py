@@ -26,7 +26,8 @@ def build_model(cfg: Any, place: WorkerPlace, role: Role) -> PreTrainedModel:
     dtype = master_dtype(part.model_config_kwargs)
     if role == "ref" and precision is not None:
         dtype = precision.param_dtype or dtype
-    model = load(part.model.path, dtype=dtype, overrides=part.model_config_kwargs)
+    key = f"trainer.{role}.model.path"
+    model = load(part.model.path, dtype=dtype, overrides=part.model_config_kwargs, key=key)
     if role == "policy" and cfg.trainer.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": cfg.trainer.gradient_checkpointing_use_reentrant})
     model.requires_grad_(role == "policy")
@@ -38,19 +39,39 @@ def build_model(cfg: Any, place: WorkerPlace, role: Role) -> PreTrainedModel:
     return model
 
 
-def load(path: str, *, dtype: torch.dtype, overrides: dict[str, Any]) -> PreTrainedModel:
-    """The causal LM in `path`, on the CPU. ValueError names a folder that is missing or not a checkpoint."""
+def load(
+    path: str, *, dtype: torch.dtype, overrides: dict[str, Any], key: str = "trainer.policy.model.path"
+) -> PreTrainedModel:
+    """The causal LM in `path`, on the CPU. ValueError, with `key`, for a folder that is missing or no checkpoint, and
+    where its tensors are not those that its config.json declares."""
     require_model_folder(path)
     transformers_logging.disable_progress_bar()
     others = {k: v for k, v in overrides.items() if k not in DTYPE_KEYS}
+    # what does not fit is listed below: transformers would fill it with random numbers, or raise without a name
+    options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         config = AutoConfig.from_pretrained(path, **others)
-        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, attn_implementation="sdpa")
-    except OSError as error:
-        raise ValueError(f"trainer.policy.model.path={path} cannot be loaded as a causal LM: {error}") from error
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation="sdpa", **options
+        )
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{key}={path} cannot be loaded as a causal LM: {reason}") from error
+    require_all_tensors(info, f"{key}={path}")
     if dtype == torch.float64:
         widen_norms(model)
     return model
+
+
+def require_all_tensors(info: dict[str, Any], where: str) -> None:
+    """ValueError names the tensors that a checkpoint lacks or has in another shape; `info` is transformers' report."""
+    problems = [f"{name} is not there" for name in sorted(info["missing_keys"])]
+    problems += [f"{name} is {list(got)}, not {list(want)}" for name, got, want in sorted(info["mismatched_keys"])]
+    if problems:
+        shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+        raise ValueError(f"{where}: its tensors are not those that its config.json declares: {shown}")
 
 
 def require_model_folder(path: str) -> None:
