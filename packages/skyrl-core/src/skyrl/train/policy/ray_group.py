@@ -29,6 +29,7 @@ from skyrl.train.policy.worker import PolicyWorker
 
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 3600.0
+DEATH_NOTICE_S = 10.0
 STOP_TIMEOUT_S = 10.0
 LAST_LOG_LINES = 20
 
@@ -117,8 +118,24 @@ class RayWorkers:
                 waiting = sorted(rank_of[call] for call in pending)
                 raise TimeoutError(f"{self._role} ranks {waiting} did not {what} within {timeout_s:.0f} s")
             rank = rank_of[done[0]]
-            results[rank] = self._result(done[0], rank, what)
+            try:
+                results[rank] = self._result(done[0], rank, what)
+            except RuntimeError as error:
+                if not isinstance(error, WorkerDied):
+                    self._raise_death_behind(pending, rank_of, what)
+                raise
         return [results[rank] for rank in range(len(calls))]
+
+    def _raise_death_behind(self, pending: list[Any], rank_of: dict[Any, int], what: str) -> None:
+        """Raises WorkerDied for a rank whose death broke a collective: the ranks beside it may notice before Ray does."""
+        done, _ = ray.wait(pending, num_returns=1, timeout=DEATH_NOTICE_S) if pending else ([], [])
+        for call in done:
+            try:
+                self._result(call, rank_of[call], what)
+            except WorkerDied:
+                raise
+            except RuntimeError:
+                continue
 
     def _result(self, call: Any, rank: int, what: str) -> Any:
         try:
