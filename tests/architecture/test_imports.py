@@ -14,7 +14,7 @@ from sources import ROOT, package_files, shown, tracked_files, tree
 
 # Optional or heavy: the one place that may import it at module scope.
 HOMES = {
-    "ray": ("packages/skyrl-core/src/skyrl/train/policy/ray_", "packages/skyrl-core/src/skyrl/train/launch/ray_"),
+    "ray": ("packages/skyrl-core/src/skyrl/train/policy/ray_",),
     "deepspeed": ("packages/skyrl-arctic/src/arctic_rl/policy/",),
     "vllm": ("packages/skyrl-arctic-inference/src/skyrl_arctic_inference/engine/",),
     "arctic_inference": ("packages/skyrl-arctic-inference/src/skyrl_arctic_inference/features/",),

@@ -1,12 +1,12 @@
 """A server that is wrong, dead or dying ends the run with a sentence and leaves nothing behind."""
 
 import signal
-import socket
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from skyrl.train.launch.server import free_port
 from skyrl_rollout.reference.process import ReferenceServer
 from test_resume import run_of, start
 from training_run import TrainingRun, all_gone
@@ -23,12 +23,6 @@ def assert_refused(run: TrainingRun, *words: str, timeout_s: float = 60) -> None
     for word in words:
         assert word in run.output, f"{word!r} is missing from:\n{run.output[-3000:]}"
     assert "Traceback" not in run.output
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.mark.ci

@@ -20,7 +20,7 @@ def test_the_line_says_step_reward_speed_eta_and_what_it_waits_for() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05")])
-def test_clock(seconds: float, text: str) -> None:
+def test_a_duration_reads_like_a_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
 
 

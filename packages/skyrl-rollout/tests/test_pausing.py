@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -25,17 +25,6 @@ def server() -> Iterator[ReferenceServer]:
     """A token every 5 ms, and weights that are visible in what is said."""
     with ReferenceServer("--logits", "canary", "--token-delay-ms", "5") as process:
         yield process
-
-
-@pytest.fixture
-async def calls(server: ReferenceServer) -> AsyncIterator[RawCalls]:
-    async with raw_calls(server) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def epoch(calls: RawCalls) -> int:
-    return await calls.epoch()
 
 
 async def pause(

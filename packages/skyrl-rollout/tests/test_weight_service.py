@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,17 +43,6 @@ from skyrl_rollout.weights.manifest import TensorLayout
 def server() -> Iterator[ReferenceServer]:
     with ReferenceServer("--logits", "canary", "--max-chunk-bytes", "65536") as process:
         yield process
-
-
-@pytest.fixture
-async def calls(server: ReferenceServer) -> AsyncIterator[RawCalls]:
-    async with raw_calls(server) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def epoch(calls: RawCalls) -> int:
-    return await calls.epoch()
 
 
 GREEDY = {"sampling": {"temperature": 0.0}}

@@ -120,13 +120,13 @@ class RolloutClient:
         anything is sent, else what `AttachedStream.events` raises. Leaving early aborts the work.
         """
         request_id = request_id or str(uuid.uuid4())
-        request = self._request(
-            request_id, prompt_token_ids, sampling, mode=mode, num_samples=num_samples, on_commit=on_commit,
-            min_weight_version=min_weight_version, detach_grace_s=detach_grace_s, final_only=on_progress is None,
+        assembly = Assembly(request_id, wire.token_bytes(prompt_token_ids), num_samples, mode)
+        events = self.generate_events(
+            prompt_token_ids, sampling, mode=mode, timeout_s=timeout_s, num_samples=num_samples, request_id=request_id,
+            min_weight_version=min_weight_version, on_commit=on_commit, detach_grace_s=detach_grace_s,
+            unreachable_s=unreachable_s, final_only=on_progress is None,
         )  # fmt: skip
-        assembly = Assembly(request_id, request.prompt_token_ids, num_samples, mode)
-        patience = self._patience(timeout_s, unreachable_s)
-        async with aclosing(self._run(request, patience)) as events:
+        async with aclosing(events):
             async for event in events:
                 assembly.add(event)
                 if on_progress is not None:
@@ -147,22 +147,22 @@ class RolloutClient:
         detach_grace_s: float = DETACH_GRACE_S,
         unreachable_s: float | None = None,
         tokens_per_event: int = TOKENS_PER_EVENT,
+        final_only: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """The events behind `generate`, as they come: Started, Delta, SampleFinished, Heartbeat.
 
-        A second `Started` says that the server was replaced and the run began anew.
+        A second `Started` says that the server was replaced and the run began anew. final_only: one Delta per sample
+        and version, at the sample's end.
         """
         request = self._request(
             request_id or str(uuid.uuid4()), prompt_token_ids, sampling, mode=mode, num_samples=num_samples,
             on_commit=on_commit, min_weight_version=min_weight_version, detach_grace_s=detach_grace_s,
-            tokens_per_event=tokens_per_event,
+            final_only=final_only, tokens_per_event=tokens_per_event,
         )  # fmt: skip
-        async with aclosing(self._run(request, self._patience(timeout_s, unreachable_s))) as events:
+        away_s = timeout_s if unreachable_s is None else unreachable_s
+        async with aclosing(self._run(request, Patience(timeout_s, away_s, 6 * self._heartbeat_s))) as events:
             async for event in events:
                 yield event
-
-    def _patience(self, timeout_s: float, unreachable_s: float | None) -> Patience:
-        return Patience(timeout_s, timeout_s if unreachable_s is None else unreachable_s, 6 * self._heartbeat_s)
 
     def _request(
         self,
@@ -175,8 +175,8 @@ class RolloutClient:
         on_commit: str,
         min_weight_version: int | None,
         detach_grace_s: float,
-        final_only: bool = False,
-        tokens_per_event: int = TOKENS_PER_EVENT,
+        final_only: bool,
+        tokens_per_event: int,
     ) -> generation_pb2.GenerateRequest:
         offers = self.info.capabilities
         offers.need("logprob_modes", f"logprob mode {mode.name}", among=mode)
