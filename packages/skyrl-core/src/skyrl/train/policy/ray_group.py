@@ -127,8 +127,8 @@ class RayWorkers:
         return [results[rank] for rank in range(len(calls))]
 
     def _raise_death_behind(self, pending: list[Any], rank_of: dict[Any, int], what: str) -> None:
-        """Raises WorkerDied for a rank whose death broke a collective: the ranks beside it may notice before Ray does."""
-        done, _ = ray.wait(pending, num_returns=1, timeout=DEATH_NOTICE_S) if pending else ([], [])
+        """Raises WorkerDied for a rank whose death broke a collective: ranks beside it may notice before Ray does."""
+        done, _ = ray.wait(pending, num_returns=len(pending), timeout=DEATH_NOTICE_S) if pending else ([], [])
         for call in done:
             try:
                 self._result(call, rank_of[call], what)
