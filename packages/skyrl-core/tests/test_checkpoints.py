@@ -1,6 +1,5 @@
 """A checkpoint is whole or absent, belongs to one run, and is found again."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ def save(store: CheckpointStore, step: int) -> Path:
     return store.save(
         step,
         write=lambda folder: (folder / "weights").write_text(f"weights of {step}"),
-        state={"train_loader": {"cursor": step}},
+        state={"train_loader": {"cursor": step}, "rows": []},
         config_yaml="trainer: {}\n",
     )
 
@@ -21,7 +20,7 @@ def test_the_last_saved_step_is_the_latest(tmp_path: Path) -> None:
     save(store, 2)
     folder = save(store, 10)
     assert store.latest() == folder
-    assert read_state(folder) == {"global_step": 10, "train_loader": {"cursor": 10}}
+    assert read_state(folder) == {"global_step": 10, "train_loader": {"cursor": 10}, "rows": []}
     assert (folder / "config.yaml").read_text() == "trainer: {}\n"
     assert store.steps() == [2, 10]
 
@@ -34,8 +33,9 @@ def test_a_save_that_dies_half_way_leaves_the_previous_checkpoint(tmp_path: Path
         (folder / "weights").write_text("half")
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match=r"global_step_2 could not be written, .* MB are free there: disk full"):
         store.save(2, write=dies, state={}, config_yaml="")
+    assert [path.name for path in store.folder.iterdir() if "partial" in path.name] == []
     assert store.latest() == first
     assert store.steps() == [1]
     save(store, 2)
@@ -47,6 +47,21 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         save(store, step)
     assert store.steps() == [3, 4]
+
+
+def test_a_run_resumed_at_an_earlier_step_keeps_what_it_saves_and_what_was_there(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run", keep=1)
+    for step in (50, 2, 3):
+        save(store, step)
+    assert store.steps() == [3, 50]
+    assert store.latest() == store.path(3)
+
+
+def test_a_run_that_died_before_it_named_its_checkpoint_is_resumed_from_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    save(store, 2)
+    (store.folder / MARKER).unlink()
+    assert store.latest() == store.path(2)
 
 
 def test_a_fresh_run_sets_another_runs_checkpoints_aside(tmp_path: Path) -> None:
@@ -81,9 +96,10 @@ def test_a_damaged_marker_is_named(tmp_path: Path, text: str) -> None:
         store.latest()
 
 
-def test_a_truncated_state_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b'{"global_step": 3', b"{}", b"[]", b"3", b"\xff\xfe"])
+def test_a_damaged_state_is_named(tmp_path: Path, content: bytes) -> None:
     folder = save(CheckpointStore(tmp_path / "run"), 3)
     path = folder / "trainer_state.json"
-    path.write_text(json.dumps({"global_step": 3})[:-3])
-    with pytest.raises(ValueError, match=str(path)):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{path} is damaged"):
         read_state(folder)

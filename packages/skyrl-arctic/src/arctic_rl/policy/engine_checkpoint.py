@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from skyrl.train.policy.contract import WorkerPlace
-from skyrl.train.policy.fsdp.checkpoint import random_state, set_random_state, unique_tensors
+from skyrl.train.policy.fsdp.checkpoint import random_state, require_whole, set_random_state, unique_tensors
 
 from arctic_rl.policy.engine import whole_shape
 
@@ -32,6 +31,7 @@ def load(folder: Path, place: WorkerPlace, engine: Any) -> None:
     """Restores what `save` wrote (collective). ValueError names the file that is missing, damaged or of another run."""
     require_same_maker(folder / MADE_BY, describe(engine, place))
     for path in (random_file(folder, place), *sorted((folder / TAG).glob("*.pt"))):
+        require_exists(path)
         require_whole(path)
     loaded, _ = engine.load_checkpoint(str(folder), tag=TAG)
     if loaded is None:
@@ -79,13 +79,6 @@ def require_same_maker(path: Path, ours: dict[str, Any]) -> None:
                 f"{path}: {name} is {stored.get(name, 'missing')}, the model needs {shape}: the checkpoint is of "
                 f"another model"
             )
-
-
-def require_whole(path: Path) -> None:
-    """ValueError unless the file ends where its writer ended it."""
-    require_exists(path)
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is damaged (truncated or not written by torch): resume from another checkpoint")
 
 
 def require_exists(path: Path) -> None:

@@ -18,7 +18,10 @@ from typing import Any
 
 MARKER = "latest_ckpt_global_step.txt"
 STATE = "trainer_state.json"
+NEEDED = ("global_step", "train_loader", "rows")
 CONFIG = "config.yaml"
+# With less room than this on its disk, a write that failed has failed for want of it.
+FULL_BYTES = 16 << 20
 _STEP = re.compile(r"^global_step_(\d+)$")
 
 
@@ -49,14 +52,16 @@ class CheckpointStore:
         final = replace_folder(self.path(step), fill)
         _write_synced(self.folder / f".{MARKER}", str(step))
         os.replace(self.folder / f".{MARKER}", self.folder / MARKER)
-        self._drop_old()
+        self._drop_older_than(step)
         return final
 
     def latest(self) -> Path | None:
-        """The checkpoint that the marker names, or None for a folder without one. ValueError when it is damaged."""
+        """The checkpoint that the marker names, the newest where a run died before it wrote one, or None for a folder
+        without any. ValueError when it is damaged."""
         marker = self.folder / MARKER
         if not marker.is_file():
-            return None
+            steps = self.steps()
+            return self.path(steps[-1]) if steps else None
         text = marker.read_text(encoding="utf-8").strip()
         if not text.isdigit():
             raise ValueError(
@@ -73,11 +78,12 @@ class CheckpointStore:
         os.replace(self.folder, aside)
         return aside
 
-    def _drop_old(self) -> None:
+    def _drop_older_than(self, step: int) -> None:
+        """Later steps are there where a run was resumed at an earlier one: they are not this run's to drop."""
         if self._keep < 0:
             return
-        for step in self.steps()[: -self._keep]:
-            shutil.rmtree(self.path(step))
+        for old in [s for s in self.steps() if s <= step][: -self._keep]:
+            shutil.rmtree(self.path(old))
 
 
 def find_resume(store: CheckpointStore, *, mode: str | None, resume_path: str | None) -> Path | None:
@@ -99,21 +105,35 @@ def require_checkpoint(folder: Path) -> Path:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The trainer's own state of a checkpoint. ValueError when the file is truncated."""
+    """The trainer's own state of a checkpoint. ValueError when the file is damaged."""
     path = folder / STATE
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        missing = [name for name in NEEDED if name not in state]
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): resume from another global_step_N folder") from None
+    if missing:
+        raise ValueError(f"{path} is damaged (no {', '.join(missing)}): resume from another global_step_N folder")
+    return state
 
 
 def replace_folder(final: Path, write: Callable[[Path], None]) -> Path:
-    """`write` fills a folder beside `final`, which takes its place only when complete."""
+    """`write` fills a folder beside `final`, which takes its place only when complete.
+
+    OSError, with the room that is left, where the disk is to blame; nothing half-written stays.
+    """
     final.parent.mkdir(parents=True, exist_ok=True)
     staging = final.with_name(f".{final.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
-    write(staging)
+    try:
+        write(staging)
+    except Exception as error:
+        free = shutil.disk_usage(staging).free
+        shutil.rmtree(staging, ignore_errors=True)
+        if isinstance(error, OSError) or free < FULL_BYTES:  # torch and safetensors have errors of their own for it
+            raise OSError(f"{final} could not be written, {free / 1e6:.1f} MB are free there: {error}") from error
+        raise
     if final.exists():
         shutil.rmtree(final)
     os.replace(staging, final)

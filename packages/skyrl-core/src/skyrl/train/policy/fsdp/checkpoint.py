@@ -64,9 +64,19 @@ def read(folder: Path, kind: str, place: WorkerPlace) -> Any:
     if not path.is_file():
         others = sorted(p.name for p in folder.glob(f"{kind}_world_size_*")) if folder.is_dir() else []
         raise ValueError(f"{path} is missing (found: {others or 'none'}): resume with as many workers as saved it")
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is damaged: resume from another checkpoint")
+    require_whole(path)
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def require_whole(path: Path) -> None:
+    """ValueError unless every byte is as torch wrote it; it reads the file once, to compare its checksums."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is damaged ({error}): resume from another checkpoint") from None
+    if damaged is not None:
+        raise ValueError(f"{path} is damaged (checksum of {damaged}): resume from another checkpoint")
 
 
 def unique_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
