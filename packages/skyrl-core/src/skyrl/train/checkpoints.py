@@ -71,11 +71,21 @@ class CheckpointStore:
         return require_checkpoint(self.path(int(text)))
 
     def set_aside(self) -> Path | None:
-        """Renames a folder that holds another run's checkpoints: a fresh run neither mixes with it nor loses it."""
+        """Moves another run's checkpoints to a folder beside this one: a fresh run neither mixes with them nor loses
+        them. OSError says what to do where they cannot be moved, as out of a mounted folder."""
         if not self.steps() and not (self.folder / MARKER).exists():
             return None
         aside = self.folder.with_name(f"{self.folder.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
-        os.replace(self.folder, aside)
+        try:
+            aside.mkdir()
+            # the marker first: without it the newest checkpoint that is left counts
+            for path in sorted(self.folder.glob("[!.]*"), key=lambda path: path.name != MARKER):
+                os.replace(path, aside / path.name)
+        except OSError as error:
+            raise OSError(
+                f"{self.folder} holds another run's checkpoints, which cannot be moved to {aside} ({error.strerror}): "
+                f"give another trainer.ckpt_path, or go on with them with trainer.resume_mode=latest"
+            ) from error
         return aside
 
     def _drop_older_than(self, step: int) -> None:

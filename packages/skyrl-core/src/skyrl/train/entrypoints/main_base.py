@@ -95,15 +95,18 @@ class BasePPOExp:
 
     def run(self) -> Any:
         """Trains to the end and reports. Whatever happens, everything that it started is ended when it returns."""
-        tokenizer = self.get_tokenizer()
-        loader = self.get_train_loader(self.get_train_dataset(tokenizer))
-        eval_dataset = self.get_eval_dataset(tokenizer)
-        runner = asyncio.Runner()
-        result = runner.run(self._run(tokenizer, loader, eval_dataset))
-        # Only after success: on the way out of an error a thread may still compute, and this waits for it.
-        runner.close()
-        self.report(result)
-        return result
+        from skyrl.train.entrypoints import run_folders
+
+        with run_folders.held(self.cfg):
+            tokenizer = self.get_tokenizer()
+            loader = self.get_train_loader(self.get_train_dataset(tokenizer))
+            eval_dataset = self.get_eval_dataset(tokenizer)
+            runner = asyncio.Runner()
+            result = runner.run(self._run(tokenizer, loader, eval_dataset))
+            # Only after success: on the way out of an error a thread may still compute, and this waits for it.
+            runner.close()
+            self.report(result)
+            return result
 
     def report(self, result: Any) -> None:
         """The closing table, the reward curve and the files of the run."""
