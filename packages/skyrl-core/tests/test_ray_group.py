@@ -9,6 +9,7 @@ import pytest
 import torch
 from skyrl.train.algorithms.policy_losses import TokenLoss, register_policy_loss
 from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.policy import ray_group
 from skyrl.train.policy.contract_suite import random_minibatch, scored, spec, tiny_model
 from skyrl.train.policy.fsdp.plugin import PLUGIN
 from skyrl.train.policy.group import PolicyGroup
@@ -72,3 +73,10 @@ def test_what_the_user_did_wrong_arrives_as_the_workers_error(two_ranks):
     cfg, group = two_ranks("regularr")
     with pytest.raises(ValueError, match="policy_loss_type=regularr: known: .*did you mean regular"):
         group.update(scored(random_minibatch(3)), spec(cfg))
+
+
+def test_a_ray_address_where_nobody_answers_is_told_at_once(two_ranks, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    monkeypatch.setattr(ray_group.ray, "is_initialized", lambda: False)
+    with pytest.raises(ValueError, match=r"RAY_ADDRESS=127\.0\.0\.1:9: no Ray cluster answers there"):
+        two_ranks("regular")

@@ -161,6 +161,7 @@ class BasePPOExp:
         async def serve() -> Any:
             service = await RolloutService.open(cfg, self.get_model_folder(), on_wait=on_wait)
             stack.push_async_callback(service.close)
+            on_wait("the policy")
             return service
 
         async def train() -> tuple[Any, Any | None]:

@@ -31,6 +31,7 @@ START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 3600.0
 DEATH_NOTICE_S = 10.0
 STOP_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 LAST_LOG_LINES = 20
 
 
@@ -214,13 +215,34 @@ def start_ray(cfg: Any) -> None:
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False, "configure_logging": False}
-    if os.environ.get("RAY_ADDRESS"):
+    if address := os.environ.get("RAY_ADDRESS"):
+        require_answer(address)
         ray.init(log_to_driver=False)
         return
     roles: tuple[Role, ...] = ("policy", "ref") if uses_reference(cfg) else ("policy",)
     ranks = sum(nodes * per_node for nodes, per_node in (_shape(cfg, role) for role in roles))
     # ranks without a GPU share cores when there are fewer cores than ranks
-    ray.init(address="local", num_cpus=max(os.cpu_count() or 1, ranks), **quiet)
+    try:
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, ranks), **quiet)
+    except Exception as error:
+        raise RunFailed(
+            f"Ray, which starts the {ranks} workers, did not start on this machine ({error}): its processes' logs are "
+            f"in session_latest/logs of its temporary folder, /tmp/ray unless $RAY_TMPDIR is set"
+        ) from error
+
+
+def require_answer(address: str) -> None:
+    """ValueError where $RAY_ADDRESS is host:port and nobody listens there; Ray itself would ask for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        return  # "auto", or a form of Ray's own
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ValueError(
+            f"RAY_ADDRESS={address}: no Ray cluster answers there ({error.strerror or error}): start one with "
+            f"ray start --head, correct the address, or unset it to start Ray on this machine"
+        ) from error
 
 
 def uses_reference(cfg: Any) -> bool:
