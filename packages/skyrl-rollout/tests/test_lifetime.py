@@ -25,6 +25,7 @@ from skyrl_rollout.server.health import SERVICES
 from skyrl_rollout.server.lifetime import PARENT_FD_VARIABLE
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.v1 import generation_pb2 as pb
+from skyrl_rollout.weights.shm import SHM_DIR
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 SLOW = ("--token-delay-ms", "5")
@@ -159,6 +160,8 @@ def test_a_port_in_use_is_one_line_and_an_exit_code(server: ReferenceServer) -> 
     [
         ((), "0.0.0.0:0", "--tls-certificate"),
         ((), "nonsense", "host:port"),
+        ((), "http://127.0.0.1:80", "host:port"),
+        (("--drain-grace-s", "nan"), "127.0.0.1:0", "--drain-grace-s is nan"),
         (("--model", "/nowhere"), "127.0.0.1:0", "/nowhere"),
         (("--max-chunk-bytes", "5"), "127.0.0.1:0", "--max-chunk-bytes"),
     ],
@@ -182,6 +185,14 @@ async def test_a_unix_socket_serves_and_is_removed(tmp_path: Path) -> None:
         assert (taken.returncode, b"in use" in said) == (1, True)
         assert process.stop() == 0
     assert not path.exists()
+
+
+def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "results.txt"
+    path.write_text("kept")
+    done = subprocess.run(reference_command(listen=f"unix:{path}"), capture_output=True, text=True, timeout=30)
+    assert (done.returncode, path.read_text()) == (1, "kept")
+    assert f"{path} is there and is no socket" in done.stderr
 
 
 @pytest.mark.ci
@@ -222,14 +233,16 @@ def test_a_sigkilled_parent_leaves_no_server_behind(tmp_path: Path) -> None:
         [sys.executable, "-c", PARENT, *reference_command(*SLOW)], stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
+    pid, segment = parent.stdout.readline().split()
     assert parent.stdout.readline().startswith("ready ")
+    assert (SHM_DIR / segment).exists()
     parent.kill()
     parent.wait(10)
     end = time.monotonic() + 10
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]:
         assert time.monotonic() < end, "the server outlived its parent"
         time.sleep(0.05)
+    assert not (SHM_DIR / segment).exists(), "the weights of the killed process stay in memory"
 
 
 async def rest(stream: grpc.aio.UnaryStreamCall) -> None:
@@ -239,10 +252,12 @@ async def rest(stream: grpc.aio.UnaryStreamCall) -> None:
 
 PARENT = f"""
 import os, subprocess, sys, time
+from skyrl_rollout.weights.shm import Segment
+segment = Segment(1000)
 reading, writing = os.pipe()
 env = os.environ | {{{PARENT_FD_VARIABLE!r}: str(reading)}}
 child = subprocess.Popen(sys.argv[1:], pass_fds=(reading,), env=env, start_new_session=True, stdout=subprocess.PIPE)
-print(child.pid, flush=True)
+print(child.pid, segment.name, flush=True)
 print(child.stdout.readline().decode(), end="", flush=True)
 time.sleep(60)
 """

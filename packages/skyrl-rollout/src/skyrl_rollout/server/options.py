@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -35,6 +36,9 @@ class ServerOptions:
             raise ValueError("--tls-certificate and --tls-key go together: give both or none")
         if not (64 * 1024 <= self.max_chunk_bytes <= 4 * MIB):
             raise ValueError(f"--max-chunk-bytes is {self.max_chunk_bytes}, expected 65536 to {4 * MIB}")
+        for name in ("drain_grace_s", "request_retention_s", "wedged_after_s"):
+            if not 0 <= (seconds := getattr(self, name)) < math.inf:
+                raise ValueError(f"--{name.replace('_', '-')} is {seconds}, expected a number of seconds")
         if self.max_concurrent < 1:
             raise ValueError(f"--max-concurrent is {self.max_concurrent}, expected at least 1")
         if self.tls_certificate is None and not self.is_local:
@@ -53,7 +57,7 @@ class ServerOptions:
     def host_port(self) -> tuple[str, int]:
         """Raises ValueError where `listen` is not host:port."""
         host, colon, port = self.listen.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > 65535:
+        if not colon or not host or "/" in host or not port.isdigit() or int(port) > 65535:
             raise ValueError(f"--listen {self.listen!r} is not an address: write host:port (127.0.0.1:0) or unix:PATH")
         return host.strip("[]"), int(port)
 

@@ -24,6 +24,7 @@ from skyrl_rollout.server.options import ServerOptions
 from skyrl_rollout.server.parts import ServerParts, assemble
 from skyrl_rollout.server.weights import WeightService
 from skyrl_rollout.v1 import control_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
+from skyrl_rollout.weights.shm import remove_stale
 
 logger = logging.getLogger(__name__)
 EXIT_FAILED = 1
@@ -63,6 +64,7 @@ async def serve(
     finally:
         await _close(built)
         if parent is not None and parent.is_gone:
+            remove_stale()  # the weights of a trainer that was killed would stay in memory
             kill_own_group()
 
 
@@ -152,6 +154,10 @@ def refuse_taken_address(options: ServerOptions) -> None:
     """Raises OSError when another process listens there; removes a socket file that nobody listens on."""
     path = options.unix_path
     if path is not None:
+        if not path.parent.is_dir():
+            raise OSError(f"--listen {options.listen}: there is no folder {path.parent}")
+        if path.exists() and not path.is_socket():
+            raise OSError(f"--listen {options.listen}: {path} is there and is no socket: choose another path")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:
                 raise OSError(f"--listen {options.listen} is in use by another process: choose another path")
