@@ -178,10 +178,18 @@ async def test_a_server_that_died_before_a_publish_is_named(checkpoint):
     service = await RolloutService.open(config(), TINY_MODEL)
     os.kill(service._processes[0].pid, signal.SIGKILL)
     started = time.monotonic()
-    with pytest.raises(ServerDied, match="died during the run"):
+    with pytest.raises(ServerDied, match=r"died during the run \(killed by SIGKILL, perhaps for want of memory\)"):
         await service.publish(checkpoint)
     assert time.monotonic() - started < 5
     await service.close()
+
+
+async def test_a_publish_that_takes_too_long_names_its_key(checkpoint):
+    with reference_server() as server:
+        service = await RolloutService.open(config(server.url, publish_timeout_s=1e-4), TINY_MODEL)
+        with pytest.raises(DeadlineExceeded, match=r"generator\.inference_engine\.publish_timeout_s=0\.0001"):
+            await service.publish(checkpoint)
+        await service.close()
 
 
 async def test_an_external_server_that_stays_away_ends_the_work_that_waits_for_it(monkeypatch):

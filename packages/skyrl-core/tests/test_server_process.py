@@ -63,6 +63,14 @@ def test_a_server_that_dies_while_it_starts_shows_its_last_lines(tmp_path: Path)
     assert "no-model is not a folder" in str(caught.value)
 
 
+def test_a_server_that_is_killed_while_it_starts_says_by_what(tmp_path: Path) -> None:
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    with pytest.raises(ServerStartError, match=r"died while it started \(killed by SIGSEGV\)"):
+        ServerProcess.start(
+            config(tmp_path, server_command=[sys.executable, "-c", script, "{listen}"]), str(TINY_MODEL)
+        )
+
+
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerStartError, match="no-such-command"):
         ServerProcess.start(config(tmp_path, server_command="no-such-command {listen}"), str(TINY_MODEL))

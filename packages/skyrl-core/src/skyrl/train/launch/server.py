@@ -183,6 +183,15 @@ class ServerProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def ended_by(self) -> str:
+        """How a dead server ended: its exit code, or the signal that killed it."""
+        code = self._process.poll()
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return f"killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+
     def last_lines(self, n: int = LAST_LINES) -> list[str]:
         """The last lines that the server wrote to its log."""
         if not self.log_file.is_file():
@@ -225,8 +234,7 @@ class ServerProcess:
     def _raise_dead(self) -> None:
         kind = PortInUse if PORT_TAKEN.search("\n".join(self.last_lines())) else ServerStartError
         raise kind(
-            f"the server died while it started (exit code {self._process.returncode}); it said last "
-            f"({self.log_file}):\n{self._said()}"
+            f"the server died while it started ({self.ended_by}); it said last ({self.log_file}):\n{self._said()}"
         )
 
     def _said(self) -> str:

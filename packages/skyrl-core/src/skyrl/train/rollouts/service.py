@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from skyrl_rollout.errors import DeadlineExceeded
 from skyrl_rollout.pool import RolloutPool
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
@@ -83,7 +84,11 @@ class RolloutService:
         On return no new request can get older weights. Raises what `WeightPublisher.publish` raises, or ServerDied.
         """
         self._watch.raise_if_gone()
-        report = await self._watch.guard(self._publish(policy))
+        try:
+            report = await self._watch.guard(self._publish(policy))
+        except DeadlineExceeded as error:
+            key = "generator.inference_engine.publish_timeout_s"
+            raise DeadlineExceeded(f"{error.message} ({key}={self._publish_timeout_s:g})") from error
         self.version = report.target_version
         if step is not None:
             self.version_of_step[step] = self.version

@@ -39,6 +39,8 @@ class WatchedProcess(Protocol):
 
     @property
     def pid(self) -> int: ...
+    @property
+    def ended_by(self) -> str: ...
     def alive(self) -> bool: ...
     def last_lines(self, n: int) -> Sequence[str]: ...
 
@@ -94,7 +96,7 @@ class ServerWatch:
             if not self._gone.done() and not process.alive():
                 said = "\n".join(f"  | {line}" for line in process.last_lines(LAST_LINES)) or "  (it said nothing)"
                 name = f"the rollout server at {process.url} (process {process.pid})"
-                self._gone.set_result(f"{name} died during the run; it said last:\n{said}")
+                self._gone.set_result(f"{name} died during the run ({process.ended_by}); it said last:\n{said}")
 
     async def _watch_external(self, client: RolloutClient) -> None:
         instance, clock = client.info.instance_id, asyncio.get_running_loop().time
