@@ -20,7 +20,7 @@ from skyrl.train.policy.publishing import Publisher, cast_layouts, tensor_layout
 from skyrl.train.rollouts import watch
 from skyrl.train.rollouts.service import RolloutService
 from skyrl.train.rollouts.watch import ServerDied
-from skyrl_rollout.errors import ModelMismatch, ServerUnreachable
+from skyrl_rollout.errors import DeadlineExceeded, ModelMismatch, ServerUnreachable
 from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.tokens import LogprobMode, Sampling
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
