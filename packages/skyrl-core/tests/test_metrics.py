@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 from skyrl.train.generator.trajectory import Trajectory, TrajectoryID
-from skyrl.train.metrics import StepTimers, batch_metrics, mean_over_minibatches, reward_metrics
+from skyrl.train.metrics import StepTimers, batch_metrics, mean_over_minibatches, publish_metrics, reward_metrics
 from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.trainer import due, minibatches
+from skyrl_rollout.weights.publisher import PublishReport
 
 
 def trajectory(uid: str, repetition: int, reward: float, response: int = 2) -> Trajectory:
@@ -47,6 +48,16 @@ def test_advantage_and_kl_metrics_count_trained_tokens_only() -> None:
     assert row["loss/avg_kl"] == pytest.approx(1 / 3)
     assert row["loss/avg_kl_max"] == pytest.approx(1.0)
     assert row["loss/avg_final_rewards"] == pytest.approx(0.5)
+
+
+def test_a_publish_is_reported_phase_by_phase() -> None:
+    report = PublishReport(3, 4096, {"copy": 0.5, "commit": 0.25}, {"grpc://a": "shm"}, 0.125)
+    assert publish_metrics(report) == {
+        "publish/nbytes": 4096.0,
+        "publish/stall_s": 0.125,
+        "publish/copy_s": 0.5,
+        "publish/commit_s": 0.25,
+    }
 
 
 def test_minibatch_rows_reduce_by_the_suffix_of_their_name() -> None:

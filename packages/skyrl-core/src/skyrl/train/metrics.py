@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from skyrl_rollout.weights.publisher import PublishReport
 
 from skyrl.train.generator.evaluation import scores
 from skyrl.train.generator.trajectory import Trajectory
@@ -58,6 +59,12 @@ def batch_metrics(batch: TrajectoryBatch) -> dict[str, float]:
         out["loss/avg_kl"] = float(kl_T.sum() / tokens)
         out["loss/avg_kl_max"] = float(kl_T.max()) if kl_T.numel() else 0.0
     return out
+
+
+def publish_metrics(report: PublishReport) -> dict[str, float]:
+    """Of one publish: bytes, seconds per phase, and the longest time that a replica produced no token."""
+    phases = {f"publish/{phase}_s": seconds for phase, seconds in report.seconds.items()}
+    return {"publish/nbytes": float(report.nbytes), "publish/stall_s": report.stall_s, **phases}
 
 
 def mean_over_minibatches(rows: Sequence[dict[str, float]]) -> dict[str, float]:

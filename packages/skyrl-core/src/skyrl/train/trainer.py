@@ -69,6 +69,7 @@ class RayPPOTrainer:
         self.export_folder = Path(cfg.trainer.export_path).expanduser()
         self.total_steps = training_steps(cfg, len(train_loader))
         self.result = TrainingResult()
+        self.publish_metrics: dict[str, float] = {}  # of the last publish
         # One thread for all policy work: the event loop stays free for heartbeats while torch computes.
         self._policy_thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
 
@@ -146,7 +147,8 @@ class RayPPOTrainer:
     async def publish(self, *, step: int) -> None:
         """The server's weights become the policy's; returns once every replica serves them."""
         self.progress.waiting_for(f"publishing the weights of step {step}")
-        await self.rollouts.publish(self.policy, step=step)
+        report = await self.rollouts.publish(self.policy, step=step)
+        self.publish_metrics = metrics.publish_metrics(report)
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Rewards on the evaluation set under the evaluation's own sampling parameters."""
@@ -249,6 +251,7 @@ class RayPPOTrainer:
             **metrics.batch_metrics(batch),
             **generation_metrics(trajectories),
             **logprob_gap_metrics(batch),
+            **self.publish_metrics,
             "trainer/global_step": step,
             "trainer/epoch": self.train_loader.epoch,
             "trainer/weight_version": self.rollouts.version,
