@@ -79,6 +79,23 @@ def test_the_first_sync_says_how_much_may_be_downloaded_before_it_does(
     assert "is ready after" in said[-1]
 
 
+def test_an_environment_whose_making_was_interrupted_is_made_anew(entry: table.ServerEntry) -> None:
+    def interrupt(what: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        environment.ensure(entry, "cpu", interrupt)
+    assert entry.root is not None
+    folder = entry.root / ".venvs/server"
+    half_installed = folder / "lib/half-installed"
+    half_installed.mkdir(parents=True)
+    for _ in range(2):
+        binaries, descriptor = environment.ensure(entry, "cpu", lambda what: None)
+        os.close(descriptor)
+        assert (binaries / "python").exists() and not half_installed.exists()
+        assert [path.name for path in folder.parent.glob("*unfinished")] == []
+
+
 def test_a_lock_that_is_out_of_date_is_told_with_what_uv_said(entry: table.ServerEntry) -> None:
     assert entry.root is not None
     member = entry.root / "packages/server/pyproject.toml"

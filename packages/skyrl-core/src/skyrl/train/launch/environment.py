@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 SYNC_TIMEOUT_S = 3600.0
 STAMP = "skyrl-synced"
 IN_USE = "skyrl-in-use"
+UNFINISHED = "server-sync.unfinished"
 OnWait = Callable[[str], None]
 
 
@@ -42,6 +43,7 @@ def ensure(entry: ServerEntry, device: str, on_wait: OnWait) -> tuple[Path, int]
     environment = entry.root / ".venvs" / "server"
     environment.parent.mkdir(exist_ok=True)
     with _locked(environment.parent / "server.lock", on_wait):
+        _remove_unfinished(environment)
         wanted = _wanted(entry, device)
         if _stamp(environment) != _fingerprint(environment, wanted):
             command = _uv_sync(entry, device)
@@ -114,6 +116,18 @@ def _must_change(entry: ServerEntry, environment: Path, command: list[str]) -> b
     return any(not line.startswith("~ ") or "(from " in line for line in changes)
 
 
+def _remove_unfinished(environment: Path) -> None:
+    """A uv that is interrupted leaves distributions without their files, and takes them for installed next time."""
+    mark = environment.parent / UNFINISHED
+    if not mark.exists():
+        return
+    if environment.exists():
+        _refuse_if_in_use(environment)
+        log.info("%s was left unfinished when uv was interrupted: it is made anew", environment)
+        shutil.rmtree(environment)
+    mark.unlink()
+
+
 def _sync(entry: ServerEntry, environment: Path, command: list[str], device: str, on_wait: OnWait) -> None:
     new = not (environment / "bin" / "python").exists()
     size = entry.download_gb.get(device, 0.0)
@@ -126,8 +140,9 @@ def _sync(entry: ServerEntry, environment: Path, command: list[str], device: str
     else:
         _refuse_if_in_use(environment)
         log.info("bringing the server's environment %s in line with the lock", environment)
-    output = environment.parent / "server-sync.log"
-    started = time.monotonic()
+    output, unfinished = environment.parent / "server-sync.log", environment.parent / UNFINISHED
+    before, started = _fingerprint(environment, ""), time.monotonic()
+    unfinished.touch()
     with output.open("w") as sink:
         process = subprocess.Popen(
             command, cwd=entry.root, env=_environ(environment), stdout=sink, stderr=sink, stdin=subprocess.DEVNULL
@@ -138,6 +153,8 @@ def _sync(entry: ServerEntry, environment: Path, command: list[str], device: str
             if process.poll() is None:
                 process.terminate()
                 process.wait(10)
+    if process.returncode == 0 or _fingerprint(environment, "") == before:
+        unfinished.unlink()
     if process.returncode != 0:
         said = "\n".join(f"  | {line}" for line in output.read_text().splitlines()[-20:])
         raise ValueError(f"making the server's environment failed: {' '.join(command)}\n{said}")
