@@ -1,4 +1,4 @@
-"""One rollout server seen from a trainer or any other caller: typed calls with deadlines; no protobuf object gets out."""
+"""One rollout server seen from a trainer or another caller: typed calls with deadlines; no protobuf object gets out."""
 
 from __future__ import annotations
 
