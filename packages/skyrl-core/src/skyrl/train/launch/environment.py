@@ -121,11 +121,23 @@ def _remove_unfinished(environment: Path) -> None:
     mark = environment.parent / UNFINISHED
     if not mark.exists():
         return
+    _end_uv(mark.read_text())
     if environment.exists():
         _refuse_if_in_use(environment)
         log.info("%s was left unfinished when uv was interrupted: it is made anew", environment)
         shutil.rmtree(environment)
     mark.unlink()
+
+
+def _end_uv(pid: str) -> None:
+    """The uv of a run that was killed may still be at work."""
+    try:
+        process = psutil.Process(int(pid))
+        if process.name() == "uv":
+            process.kill()
+            process.wait(10)
+    except (ValueError, psutil.Error):
+        return  # it has ended, or had not begun
 
 
 def _sync(entry: ServerEntry, environment: Path, command: list[str], device: str, on_wait: OnWait) -> None:
@@ -148,6 +160,7 @@ def _sync(entry: ServerEntry, environment: Path, command: list[str], device: str
             command, cwd=entry.root, env=_environ(environment), stdout=sink, stderr=sink, stdin=subprocess.DEVNULL
         )
         try:
+            unfinished.write_text(str(process.pid))
             _wait(process, size if new else 0.0, on_wait)
         finally:
             if process.poll() is None:
