@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from skyrl.train.checkpoints import MARKER, CheckpointStore, find_resume, read_state
+from skyrl.train.checkpoints import MARKER, CheckpointStore, changed_settings, find_resume, read_state
+from skyrl.train.config import SkyRLTrainConfig
 
 
 def save(store: CheckpointStore, step: int) -> Path:
@@ -103,3 +104,15 @@ def test_a_damaged_state_is_named(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"{path} is damaged"):
         read_state(folder)
+
+
+def test_what_changed_since_a_checkpoint_is_told_and_what_would_have_no_effect_is_refused(tmp_path: Path) -> None:
+    there = SkyRLTrainConfig()
+    folder = CheckpointStore(tmp_path).save(3, write=lambda folder: None, state={}, config_yaml=there.to_yaml())
+    changes = {"epochs": 7, "resume_mode": "latest"}
+    here = SkyRLTrainConfig.model_validate({"trainer": changes})
+    assert changed_settings(folder, here.to_yaml()) == {"trainer.epochs": "1 -> 7"}
+    assert changed_settings(folder, there.to_yaml()) == {}
+    faster = SkyRLTrainConfig.model_validate({"trainer": {"policy": {"optimizer_config": {"lr": 1e-3}}}})
+    with pytest.raises(ValueError, match=r"optimizer_config.lr \(1e-06 -> 0.001\): the optimizer of .* its own"):
+        changed_settings(folder, faster.to_yaml())

@@ -16,10 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 MARKER = "latest_ckpt_global_step.txt"
 STATE = "trainer_state.json"
 NEEDED = ("global_step", "train_loader", "rows")
 CONFIG = "config.yaml"
+# What a stored optimizer brings along.
+RESTORED = tuple(f"trainer.policy.optimizer_config.{name}" for name in ("lr", "adam_betas", "weight_decay"))
 # With less room than this on its disk, a write that failed has failed for want of it.
 FULL_BYTES = 16 << 20
 _STEP = re.compile(r"^global_step_(\d+)$")
@@ -125,6 +129,33 @@ def read_state(folder: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{path} is damaged (no {', '.join(missing)}): resume from another global_step_N folder")
     return state
+
+
+def changed_settings(folder: Path, config_yaml: str) -> dict[str, str]:
+    """Key -> "there -> here" for each key whose value in the checkpoint is not the one in `config_yaml`.
+
+    ValueError for a key of `RESTORED`, which would have no effect.
+    """
+    path = folder / CONFIG
+    there = _leaves(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    here = _leaves(yaml.safe_load(config_yaml))
+    changed = {
+        key: f"{there[key]} -> {here.get(key)}"
+        for key in there
+        if there[key] != here.get(key) and not key.startswith("trainer.resume_")
+    }
+    if without_effect := [f"{key} ({changed[key]})" for key in RESTORED if key in changed]:
+        raise ValueError(
+            f"{', '.join(without_effect)}: the optimizer of {folder} goes on with its own: leave it as it was, or "
+            f"start anew from that run's export (trainer.policy.model.path, trainer.resume_mode=none)"
+        )
+    return changed
+
+
+def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix.removesuffix("."): tree}
+    return {key: value for name, part in tree.items() for key, value in _leaves(part, f"{prefix}{name}.").items()}
 
 
 def replace_folder(final: Path, write: Callable[[Path], None]) -> Path:

@@ -19,6 +19,7 @@ from skyrl.train import checkpoints, dumps, metrics
 from skyrl.train.algorithms import advantages
 from skyrl.train.display.closing import StepRow
 from skyrl.train.display.progress import Progress
+from skyrl.train.failures import RunFailed
 from skyrl.train.generator import evaluation
 from skyrl.train.generator.metrics import generation_metrics
 from skyrl.train.generator.trajectory import PromptTask, Trajectory
@@ -124,7 +125,7 @@ class RayPPOTrainer:
         else:
             self.progress.waiting_for("logprobs of the policy")
             old = await self.on_policy_thread(self.policy.logprobs, batch, temperature=self.temperature)
-            batch = batch.with_tensors(old_logprobs_T=old)
+            batch = batch.with_tensors(old_logprobs_T=require_numbers(old, batch))
         if self.reference is not None:
             self.progress.waiting_for("logprobs of the reference")
             ref = await self.on_policy_thread(self.reference.logprobs, batch, temperature=self.temperature)
@@ -201,6 +202,8 @@ class RayPPOTrainer:
             return 0
         state = checkpoints.read_state(folder)
         self.progress.note(f"resuming at step {state['global_step']} from {folder}")
+        if changed := checkpoints.changed_settings(folder, self.cfg.to_yaml()):
+            self.progress.note("changed since: " + ", ".join(f"{key}: {how}" for key, how in changed.items()))
         self.train_loader.load_state_dict(state["train_loader"])
         await self.on_policy_thread(self.policy.load, folder / "policy")
         self.result.rows = [StepRow(**row) for row in state["rows"]]
@@ -288,6 +291,19 @@ def training_steps(cfg: Any, steps_per_epoch: int) -> int:
     all_epochs = cfg.trainer.epochs * steps_per_epoch
     limit = cfg.trainer.max_training_steps
     return all_epochs if limit is None else min(limit, all_epochs)
+
+
+def require_numbers(logprobs_T: torch.Tensor, batch: TrajectoryBatch) -> torch.Tensor:
+    """[T]: the policy's logprobs as they are. RunFailed where its weights give none: no later step would mend them."""
+    trained_T = batch.loss_mask_T > 0
+    broken = int((trained_T & logprobs_T.isnan()).sum())
+    if broken:
+        raise RunFailed(
+            f"the policy's logprobs of {broken} of {int(trained_T.sum())} sampled tokens are not numbers: its weights "
+            f"are broken, by the last update or from the start; lower trainer.policy.optimizer_config.lr and go on from a "
+            f"checkpoint before that (trainer.resume_mode=from_path)"
+        )
+    return logprobs_T
 
 
 def rollout_logprobs(batch: TrajectoryBatch) -> torch.Tensor:

@@ -89,6 +89,8 @@ class RolloutService:
         except DeadlineExceeded as error:
             key = "generator.inference_engine.publish_timeout_s"
             raise DeadlineExceeded(f"{error.message} ({key}={self._publish_timeout_s:g})") from error
+        except MemoryError as error:
+            raise MemoryError(f"{error} (generator.inference_engine.weight_sync_backend=inline)") from error
         self.version = report.target_version
         if step is not None:
             self.version_of_step[step] = self.version
