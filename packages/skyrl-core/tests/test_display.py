@@ -19,6 +19,12 @@ def test_the_line_says_step_reward_speed_eta_and_what_it_waits_for() -> None:
     assert progress.line() == "step 2/10 | reward 0.500 | 3.00 s/it | ETA 0:24 | waiting for rollouts 3/4"
 
 
+def test_a_long_note_stays_one_line_to_copy_paths_from(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/a/long/folder" * 20
+    Progress(10).note(path)
+    assert path in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3725, "1:02:05")])
 def test_a_duration_reads_like_a_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text

@@ -82,7 +82,7 @@ class Progress:
     def note(self, text: str) -> None:
         """One line above the live line."""
         if self._enabled:
-            self._console.print(text, markup=False, highlight=False)
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
             self._last_print = time.monotonic()
 
     def position(self) -> str:

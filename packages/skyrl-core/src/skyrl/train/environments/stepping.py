@@ -182,5 +182,5 @@ class Episode:
         """Closes the environment of a trajectory that did not end; the error that ended it is the one to raise."""
         try:
             self._env.close()
-        except Exception:
-            log.warning("environment %r on %s could not be closed either", self.env_class, self.where, exc_info=True)
+        except Exception as error:
+            log.warning("environment %r on %s could not be closed either: %r", self.env_class, self.where, error)
