@@ -300,7 +300,7 @@ def require_numbers(logprobs_T: torch.Tensor, batch: TrajectoryBatch) -> torch.T
     if broken:
         raise RunFailed(
             f"the policy's logprobs of {broken} of {int(trained_T.sum())} sampled tokens are not numbers: its weights "
-            f"are broken, by the last update or from the start; lower trainer.policy.optimizer_config.lr and start anew "
+            f"are broken, by the last update or from the start; lower trainer.policy.optimizer_config.lr and start "
             f"from an export before that"
         )
     return logprobs_T
