@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 
@@ -55,3 +57,13 @@ def test_a_defect_shows_its_traceback() -> None:
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_that_arrives_inside_a_destructor_is_not_lost(name: str, code: int) -> None:
     assert end_of(INTERRUPTED_IN_A_DESTRUCTOR.format(name=name)).returncode == code
+
+
+def test_a_terminal_gets_its_cursor_back() -> None:
+    ours, terminal = pty.openpty()
+    source = "from skyrl.train.entrypoints.exits import run_to_exit\nrun_to_exit(lambda: [][0])"
+    ended = subprocess.run([sys.executable, "-c", source], stdout=terminal, stderr=subprocess.PIPE, timeout=60)
+    os.close(terminal)
+    assert ended.returncode == 1
+    assert os.read(ours, 100) == b"\x1b[?25h"
+    os.close(ours)

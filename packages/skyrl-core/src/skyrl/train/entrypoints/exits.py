@@ -27,6 +27,7 @@ ENDING = {signal.SIGTERM: 143, signal.SIGHUP: 129}
 # What a message alone explains; anything else is a defect and shows its traceback.
 EXPLAINED = (ValueError, RolloutError, RunFailed, OSError, MemoryError)
 
+SHOW_CURSOR = "\x1b[?25h"
 # A signal that was lost comes again after this long.
 AGAIN_S = 0.1
 
@@ -70,6 +71,8 @@ def leave(code: int) -> None:
     """Ends this process at once where a thread still computes, in the usual way otherwise."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of a terminal that is gone
+            # a second Ctrl-C may have cut off the live line before it gave the cursor back
+            stream.write(SHOW_CURSOR if stream.isatty() else "")
             stream.flush()
     logging.shutdown()
     others = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
