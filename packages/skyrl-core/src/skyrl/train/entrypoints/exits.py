@@ -69,11 +69,13 @@ def run_to_exit(work: Callable[[], object], *, log_folder: Callable[[], Path | N
 
 def leave(code: int) -> None:
     """Ends this process at once where a thread still computes, in the usual way otherwise."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # of a terminal that is gone
-            # a second Ctrl-C may have cut off the live line before it gave the cursor back
-            stream.write(SHOW_CURSOR if stream.isatty() else "")
-            stream.flush()
+    with contextlib.suppress(OSError):  # of a terminal that is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if (terminal := sys.__stdout__) is not None and terminal.isatty():
+            # a second Ctrl-C may have cut off the live line, which hides the cursor and replaces sys.stdout
+            terminal.write(SHOW_CURSOR)
+            terminal.flush()
     logging.shutdown()
     others = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
     if others:
