@@ -14,6 +14,7 @@ from skyrl.train.policy.contract_suite import random_minibatch, scored, spec, ti
 from skyrl.train.policy.fsdp.plugin import PLUGIN
 from skyrl.train.policy.group import PolicyGroup
 from skyrl_rollout.reference.process import ReferenceServer
+from skyrl_rollout.weights.shm import PREFIX, SHM_DIR
 from test_publishing import published
 
 pytestmark = pytest.mark.ci
@@ -41,6 +42,8 @@ def two_ranks(tmp_path, monkeypatch):
     yield start
     for group in started:
         group.close()
+        for rank in group._workers._where:
+            assert not list(SHM_DIR.glob(f"{PREFIX}.*.{rank['pid']}.*")), "its weights stay in shared memory"
 
 
 async def test_workers_have_a_users_loss_and_the_variables_and_publish_their_weights(two_ranks, tmp_path):
@@ -56,7 +59,7 @@ async def test_workers_have_a_users_loss_and_the_variables_and_publish_their_wei
         assert (await published(server.url, group, version=1))[1] == 1
 
 
-def test_a_worker_that_dies_is_named_with_its_last_lines(two_ranks):
+async def test_a_worker_that_dies_is_named_with_its_last_lines(two_ranks, tmp_path):
     def deadly_loss(inputs, algorithm):
         if os.environ["RANK"] == "1":
             print("out of patience", flush=True)
@@ -65,6 +68,8 @@ def test_a_worker_that_dies_is_named_with_its_last_lines(two_ranks):
 
     register_policy_loss("deadly", deadly_loss)
     cfg, group = two_ranks("deadly")
+    with ReferenceServer("--model", str(tmp_path / "model")) as server:
+        await published(server.url, group, version=1)
     with pytest.raises(RuntimeError, match=r"(?s)policy rank 1 of 2 \(pid \d+ on .*\) died.*out of patience"):
         group.update(scored(random_minibatch(2)), spec(cfg))
 

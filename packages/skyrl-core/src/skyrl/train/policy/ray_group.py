@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -14,11 +15,13 @@ os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from skyrl_rollout.errors import RolloutError
+from skyrl_rollout.weights.shm import remove_stale
 
 from skyrl.train.algorithms import tables
 from skyrl.train.backends import BackendPlugin
@@ -97,6 +100,8 @@ class RayWorkers:
         for actor in self._actors:
             ray.kill(actor)
         self._placement.give_back()
+        here = ray.util.get_node_ip_address()
+        free_weights_of([where["pid"] for where in self._where if where["address"] == here])
 
     def _build(self, cfg: Any, plugin: BackendPlugin, device: str, total_steps: int) -> list[Any]:
         first = self._where[0]
@@ -243,6 +248,16 @@ def require_answer(address: str) -> None:
             f"RAY_ADDRESS={address}: no Ray cluster answers there ({error.strerror or error}): start one with "
             f"ray start --head, correct the address, or unset it to start Ray on this machine"
         ) from error
+
+
+def free_weights_of(pids: Sequence[int]) -> None:
+    """Frees what killed ranks of this machine shared; on another machine the next run does it."""
+    ranks = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            ranks.append(psutil.Process(pid))
+    psutil.wait_procs(ranks, timeout=STOP_TIMEOUT_S)
+    remove_stale()
 
 
 def uses_reference(cfg: Any) -> bool:
