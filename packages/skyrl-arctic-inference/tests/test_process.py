@@ -107,6 +107,19 @@ def test_sigterm_while_it_loads_ends_it_at_once():
         server.process.wait(5)
 
 
+def test_ctrl_c_while_the_engine_starts_is_not_lost(short_folder: Path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(short_folder))
+    with ServeProcess(TINY_MODEL, wait=False) as server:
+        deadline = time.monotonic() + 120
+        while not (pids := server.engine_pids()):
+            assert time.monotonic() < deadline and server.process.poll() is None, server.output()
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(2) == 130
+        assert all_gone(pids, 5.0)
+    assert not list(short_folder.glob("arctic-serve-*"))
+
+
 @pytest.fixture
 def short_folder():
     """A socket's path has 107 bytes at most, so pytest's own temporary folders will not do."""

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from skyrl_rollout.server import ParentWatch, ServerOptions, refuse_taken_address, serve
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 LINES_SHOWN = 15
 
 
@@ -36,11 +36,10 @@ def run(settings: ServeSettings, options: ServerOptions) -> int:
     os.environ.update(settings.environment(sockets.path))
     front_watch.name_front()
     lines = LastLines()
+    _end_at_once_on_signals(sockets)
     try:
         engine, times = start_engine(settings, folder)
         return asyncio.run(_serve(engine, options, times, lines, parent, sockets))
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     except EngineStartError as error:
         lines.close()
         print(f"arctic-serve: error: {error}{_because(lines)}", file=sys.stderr, flush=True)
@@ -48,6 +47,20 @@ def run(settings: ServeSettings, options: ServerOptions) -> int:
     finally:
         lines.close()
         sockets.close()
+
+
+def _end_at_once_on_signals(sockets: SocketFolder) -> None:
+    """While the engine starts there is nothing to drain, and imports swallow a KeyboardInterrupt. Serving takes the
+    signals over."""
+    front = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == front:  # a forked engine process has this handler until it sets its own
+            sockets.close()
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
 
 
 async def _serve(
