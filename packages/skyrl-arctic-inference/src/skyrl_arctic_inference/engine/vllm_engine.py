@@ -14,6 +14,8 @@ from skyrl_rollout.server.engine import (
     EngineLoad,
     EngineRequest,
     ModelIdentity,
+    PlainEngine,
+    PromptRead,
     SampleEnded,
     TokensMade,
 )
@@ -38,7 +40,7 @@ GPU_SHUTDOWN_TIMEOUT_S = 5.0  # a killed process on a CPU leaves nothing to give
 DTYPES = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16"}
 
 
-class VllmEngine:
+class VllmEngine(PlainEngine):
     """See `skyrl_rollout.server.engine.Engine`. Made by `engine.launch.start_engine`, before the event loop runs."""
 
     def __init__(self, llm: AsyncLLM, steps: StepObserver, folder: ModelFolder, *, on_cpu: bool) -> None:
@@ -73,7 +75,7 @@ class VllmEngine:
         refuse_changed(request.sampling, vocab_size=self.identity.vocab_size)
         refuse_inexact(request.mode, request.sampling)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokensMade | SampleEnded, None]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[PromptRead | TokensMade | SampleEnded, None]:
         """Yields what every sample makes. Raises EngineDead when the engine's process is gone."""
         tokens = RequestTokens(request, self._eos)
         self._running[request.request_id] = tokens

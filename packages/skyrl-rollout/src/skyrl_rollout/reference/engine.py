@@ -18,6 +18,8 @@ from skyrl_rollout.server.engine import (
     EngineLoad,
     EngineRequest,
     ModelIdentity,
+    PlainEngine,
+    PromptRead,
     SampleEnded,
     TokensMade,
 )
@@ -29,7 +31,7 @@ BLOCK_ELEMENTS = 1 << 20  # logits computed before other tasks get their turn
 EMIT_EVERY_S = 0.02  # how long made tokens may wait before they are handed over
 
 
-class ReferenceEngine:
+class ReferenceEngine(PlainEngine):
     """Implements `server.engine.Engine`. `canary`: logits also depend on one committed tensor (see `canary_bias`)."""
 
     def __init__(
@@ -72,7 +74,7 @@ class ReferenceEngine:
     def check(self, request: EngineRequest) -> None:
         """Everything that the protocol names is honoured exactly, except stop strings, which the kit refuses."""
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokensMade | SampleEnded]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[PromptRead | TokensMade | SampleEnded]:
         work = _Work(request)
         self._works[request.request_id] = work
         self._waiting.extend(work.rows)

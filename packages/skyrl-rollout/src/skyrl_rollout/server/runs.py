@@ -116,7 +116,7 @@ class Run:
             async for item in stream:
                 if isinstance(item, TokensMade):
                     self._take_tokens(item)
-                else:
+                elif isinstance(item, SampleEnded):
                     self._finish_sample(self.samples[item.sample_index], item)
 
     def _begin(self) -> None:
