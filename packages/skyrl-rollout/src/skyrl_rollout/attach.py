@@ -12,7 +12,14 @@ import grpc
 import grpc.aio
 
 from skyrl_rollout.calls import Backoff, Caller, closed_here, unreachable
-from skyrl_rollout.errors import CorruptBytes, DeadlineExceeded, RolloutError, ServerUnreachable, from_rpc_error
+from skyrl_rollout.errors import (
+    CorruptBytes,
+    DeadlineExceeded,
+    RolloutError,
+    ServerReplaced,
+    ServerUnreachable,
+    from_rpc_error,
+)
 from skyrl_rollout.events import Event, Heartbeat, SampleFinished, Started, event_from_pb
 from skyrl_rollout.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
 
@@ -22,16 +29,19 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Patience:
     """timeout_s: for the whole request. unreachable_s: how long a server may stay away before ServerUnreachable.
-    silence_s: how long a connection may bring nothing, heartbeats included, before it counts as broken."""
+    silence_s: how long a connection may bring nothing, heartbeats included, before it counts as broken. restarts:
+    whether the run begins anew on another instance of the server; else that is ServerReplaced."""
 
     timeout_s: float
     unreachable_s: float
     silence_s: float
+    restarts: bool = True
 
 
 class AttachedStream:
     """Runs one GenerateRequest to its end. A broken connection is made again with the same request id and
-    `resume_after`; on an instance of the server that never saw the request the run starts over with a new `Started`."""
+    `resume_after`; on an instance of the server that never saw the request the run starts over with a new `Started`, where
+    `patience` lets it."""
 
     def __init__(
         self, channel: grpc.aio.Channel, caller: Caller, request: generation_pb2.GenerateRequest, patience: Patience
@@ -51,7 +61,7 @@ class AttachedStream:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Typed events in order, seq dense. Raises the server's error, DeadlineExceeded, ServerUnreachable or
-        CorruptBytes."""
+        ServerReplaced or CorruptBytes."""
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + self._patience.timeout_s
         self._heard_at = loop.time()
@@ -138,6 +148,8 @@ class AttachedStream:
             raise ServerUnreachable(f"{self._caller.url} was replaced by another process")
 
     def _start_over(self, why: str) -> None:
+        if not self._patience.restarts:
+            raise ServerReplaced(f"request {self._request.request_id} at {self._caller.url}: {why}")
         log.warning("request %s starts over at %s: %s", self._request.request_id, self._caller.url, why)
         self._seq, self._open_samples = 0, self._request.num_samples
 
@@ -149,7 +161,7 @@ class AttachedStream:
         left = self._left_s()
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED or left <= 0:
             raise self._too_late(error)
-        if not error.retried or (self._seq and not self._request.HasField("detach_grace")):
+        if not error.retried or isinstance(error, ServerReplaced) or (self._seq and not self._request.HasField("detach_grace")):
             raise error
         now = asyncio.get_running_loop().time()
         if not isinstance(error, ServerUnreachable):

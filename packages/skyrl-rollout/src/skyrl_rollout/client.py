@@ -147,20 +147,26 @@ class RolloutClient:
         detach_grace_s: float = DETACH_GRACE_S,
         unreachable_s: float | None = None,
         tokens_per_event: int = TOKENS_PER_EVENT,
+        max_event_delay_s: float | None = None,
         final_only: bool = False,
+        restarts: bool = True,
     ) -> AsyncGenerator[Event, None]:
         """The events behind `generate`, as they come: Started, Delta, SampleFinished, Heartbeat.
 
-        A second `Started` says that the server was replaced and the run began anew. final_only: one Delta per sample
-        and version, at the sample's end.
+        A second `Started` says that the server was replaced and the run began anew; with restarts=False that is
+        ServerReplaced instead. A Delta comes every `tokens_per_event` tokens, or after `max_event_delay_s` (unset: the
+        server's default) where there are fewer; final_only: one per sample and version, at the sample's end.
         """
         request = self._request(
             request_id or str(uuid.uuid4()), prompt_token_ids, sampling, mode=mode, num_samples=num_samples,
             on_commit=on_commit, min_weight_version=min_weight_version, detach_grace_s=detach_grace_s,
             final_only=final_only, tokens_per_event=tokens_per_event,
         )  # fmt: skip
+        if max_event_delay_s is not None:
+            request.stream.max_event_delay.FromNanoseconds(int(max_event_delay_s * 1e9))
         away_s = timeout_s if unreachable_s is None else unreachable_s
-        async with aclosing(self._run(request, Patience(timeout_s, away_s, 6 * self._heartbeat_s))) as events:
+        patience = Patience(timeout_s, away_s, 6 * self._heartbeat_s, restarts=restarts)
+        async with aclosing(self._run(request, patience)) as events:
             async for event in events:
                 yield event
 
@@ -279,12 +285,15 @@ class RolloutClient:
                     return report
         raise DeadlineExceeded(f"no answer to WatchStatus within {timeout_s:g} s from {self.url}")
 
-    async def watch_status(self, interval_s: float = 1.0) -> AsyncGenerator[ServerStatus, None]:
-        """A report at once and then every `interval_s`. Raises ServerUnreachable when they stop."""
+    async def watch_status(
+        self, interval_s: float = 1.0, *, silence_s: float | None = None
+    ) -> AsyncGenerator[ServerStatus, None]:
+        """A report at once and then every `interval_s`. Raises ServerUnreachable when none came for `silence_s`
+        (default: 6 heartbeats longer)."""
         request = control_pb2.WatchStatusRequest()
         request.interval.FromNanoseconds(int(interval_s * 1e9))
         call = self._engine.WatchStatus(request, metadata=self._caller.metadata)
-        silence_s = interval_s + 6 * self._heartbeat_s
+        silence_s = interval_s + 6 * self._heartbeat_s if silence_s is None else silence_s
         try:
             while True:
                 async with asyncio.timeout(silence_s):

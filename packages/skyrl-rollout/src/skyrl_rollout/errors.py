@@ -63,6 +63,12 @@ class ServerUnreachable(RolloutError):
     code, reason = grpc.StatusCode.UNAVAILABLE, "UNREACHABLE"
 
 
+class ServerReplaced(RolloutError):
+    """Another process answers at the endpoint: it never saw what the last one was asked, and serves version 0."""
+
+    code, reason = grpc.StatusCode.UNAVAILABLE, "REPLACED"
+
+
 class ProtocolMismatch(RolloutError):
     """The two sides speak versions of the protocol that do not fit."""
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from skyrl_rollout.reference.logits import mix, uniform
+from skyrl_rollout.seeds import SEED_MASK, STRIDE
 from skyrl_rollout.tokens import LogprobMode, Sampling
 
 
 def uniforms(seeds_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
-    """float64 [R] in [0, 1), counter-based: restarting or reordering requests changes nothing."""
-    return uniform(mix(seeds_R) ^ positions_R.astype(np.uint64))
+    """float64 [R] in [0, 1) of `seeds.continued_seed(seed, position)`: restarting, reordering or moving requests changes
+    nothing."""
+    moved_R = (seeds_R + positions_R.astype(np.uint64) * np.uint64(STRIDE)) & np.uint64(SEED_MASK)
+    return uniform(mix(moved_R))
 
 
 def log_softmax(logits_RV: np.ndarray) -> np.ndarray:
