@@ -40,8 +40,8 @@ class Patience:
 
 class AttachedStream:
     """Runs one GenerateRequest to its end. A broken connection is made again with the same request id and
-    `resume_after`; on an instance of the server that never saw the request the run starts over with a new `Started`, where
-    `patience` lets it."""
+    `resume_after`; on an instance of the server that never saw the request the run starts over with a new `Started`,
+    where `patience` lets it."""
 
     def __init__(
         self, channel: grpc.aio.Channel, caller: Caller, request: generation_pb2.GenerateRequest, patience: Patience
@@ -60,7 +60,7 @@ class AttachedStream:
         return self._open_samples == 0
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Typed events in order, seq dense. Raises the server's error, DeadlineExceeded, ServerUnreachable or
+        """Typed events in order, seq dense. Raises the server's error, DeadlineExceeded, ServerUnreachable,
         ServerReplaced or CorruptBytes."""
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + self._patience.timeout_s
@@ -161,7 +161,8 @@ class AttachedStream:
         left = self._left_s()
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED or left <= 0:
             raise self._too_late(error)
-        if not error.retried or isinstance(error, ServerReplaced) or (self._seq and not self._request.HasField("detach_grace")):
+        lost = isinstance(error, ServerReplaced) or (self._seq and not self._request.HasField("detach_grace"))
+        if lost or not error.retried:
             raise error
         now = asyncio.get_running_loop().time()
         if not isinstance(error, ServerUnreachable):

@@ -10,8 +10,8 @@ from skyrl_rollout.tokens import LogprobMode, Sampling
 
 
 def uniforms(seeds_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
-    """float64 [R] in [0, 1) of `seeds.continued_seed(seed, position)`: restarting, reordering or moving requests changes
-    nothing."""
+    """float64 [R] in [0, 1), a function of `seeds.continued_seed(seed, position)`: restarting, reordering or moving a
+    request changes nothing."""
     moved_R = (seeds_R + positions_R.astype(np.uint64) * np.uint64(STRIDE)) & np.uint64(SEED_MASK)
     return uniform(mix(moved_R))
 
