@@ -8,7 +8,7 @@ import numpy as np
 
 from skyrl_rollout.errors import CorruptBytes
 from skyrl_rollout.events import Delta, Event, Heartbeat, SampleFinished, Started
-from skyrl_rollout.tokens import Generation, LogprobMode, Sample, VersionSpan
+from skyrl_rollout.tokens import FinishReason, Generation, LogprobMode, Sample, VersionSpan
 from skyrl_rollout.versions import versions_per_token
 from skyrl_rollout.weights.manifest import content_digest
 
@@ -115,7 +115,35 @@ class Assembly:
             stop_match=event.stop_match,
             invalid_logprobs=event.invalid_logprobs,
             num_preemptions=event.num_preemptions,
+            instance_ids=self._instances(),
         )
+
+    @property
+    def started(self) -> Started | None:
+        """What the server said when it admitted the run that is under way."""
+        return self._started
+
+    def so_far(self, index: int) -> Sample:
+        """Sample `index` as far as it has arrived, ABORTED unless it has finished."""
+        if index in self._samples:
+            return self._samples[index]
+        parts, ids = self._open[index], _joined(self._open[index].ids, np.int32)
+        logprobs = _joined(parts.logprobs, np.float32)
+        return Sample(
+            token_ids=ids,
+            logprobs=logprobs,
+            weight_versions=versions_per_token(parts.spans, len(ids)),
+            finish_reason=FinishReason.ABORTED,
+            spans=tuple(parts.spans),
+            invalid_logprobs=int(np.count_nonzero(np.isnan(logprobs))),
+            instance_ids=self._instances(),
+        )
+
+    def has_finished(self, index: int) -> bool:
+        return index in self._samples
+
+    def _instances(self) -> tuple[str, ...]:
+        return (self._started.instance_id,) if self._started is not None else ()
 
     def generation(self) -> Generation:
         assert self._started is not None and len(self._samples) == self._num_samples

@@ -96,6 +96,7 @@ class Sample:
 
     token_ids: int32 [n], the stop token included. logprobs: float32 [n], NaN where unknown. weight_versions: int64 [n],
     the committed version that produced each token. stop_match: the stop token id or stop string that ended it.
+    instance_ids: the server processes that made it, in order; more than one where a server was lost on the way.
     """
 
     token_ids: np.ndarray
@@ -106,13 +107,15 @@ class Sample:
     stop_match: int | str | None = None
     invalid_logprobs: int = 0
     num_preemptions: int = 0
+    instance_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Generation:
     """All samples of one request, in sample order, with what the server says it really did.
 
-    num_restarts: how often a server that died made the request start over; the tokens of earlier runs are dropped.
+    num_restarts: how often a run started over because its server was lost; the tokens of the lost run are dropped.
+    num_moves: how often a sample went on elsewhere with its tokens, num_kept_tokens of them in all.
     """
 
     request_id: str
@@ -122,3 +125,5 @@ class Generation:
     mode: LogprobMode
     cached_prompt_tokens: int = 0
     num_restarts: int = 0
+    num_moves: int = 0
+    num_kept_tokens: int = 0
