@@ -190,6 +190,18 @@ class VersionConflict(RolloutError):
     code, reason = grpc.StatusCode.FAILED_PRECONDITION, "VERSION_CONFLICT"
 
 
+class VersionReused(RolloutError):
+    """This version of this adapter was committed with other content: publish as a later version."""
+
+    code, reason = grpc.StatusCode.ALREADY_EXISTS, "VERSION_REUSED"
+
+
+class AdapterFailed(RolloutError):
+    """The engine failed while it took an adapter, which is dropped; the base and the other adapters serve on."""
+
+    code, reason = grpc.StatusCode.INTERNAL, "ADAPTER_FAILED"
+
+
 class CorruptBytes(RolloutError):
     """Bytes that arrived are not those that were promised: send them again."""
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from skyrl_rollout.tokens import LogprobMode, Sampling, VersionSpan
 from skyrl_rollout.v1 import control_pb2, generation_pb2, tensor_pb2, weights_pb2
-from skyrl_rollout.weights.manifest import ITEM_BYTES, Manifest, TensorLayout, TensorSpec
+from skyrl_rollout.weights.manifest import ITEM_BYTES, Lora, Manifest, TensorLayout, TensorSpec
 
 TOKEN_DTYPE = np.dtype("<i4")
 LOGPROB_DTYPE = np.dtype("<f4")
+INDEX_ENCODING = "i32"  # of an overwrite delta
 
 SCALAR_TYPES: dict[str, tensor_pb2.ScalarType] = {
     name: tensor_pb2.ScalarType.Value(f"SCALAR_TYPE_{name.upper()}") for name in ITEM_BYTES
@@ -95,12 +96,12 @@ def layout_from_pb(pb: control_pb2.TensorLayout | weights_pb2.TensorSpec) -> Ten
 
 
 def manifest_to_pb(manifest: Manifest) -> weights_pb2.WeightManifest:
-    """A full update with its digest."""
-    return weights_pb2.WeightManifest(
+    """The manifest with its digest."""
+    pb = weights_pb2.WeightManifest(
         policy_id=manifest.policy_id,
         target_version=manifest.target_version,
+        base_version=manifest.base_version,
         digest=manifest.digest,
-        full=weights_pb2.FullWeights(naming="hf"),
         tensors=[
             weights_pb2.TensorSpec(
                 name=t.layout.name,
@@ -108,22 +109,36 @@ def manifest_to_pb(manifest: Manifest) -> weights_pb2.WeightManifest:
                 shape=t.layout.shape,
                 shard=t.shard,
                 offset=t.offset,
-                nbytes=t.layout.nbytes,
+                nbytes=t.nbytes,
                 content_digest=t.content_digest,
             )
             for t in manifest.tensors
         ],
     )
+    if manifest.lora is not None:
+        lora = manifest.lora
+        pb.lora.base_fingerprint, pb.lora.rank, pb.lora.alpha = lora.base_fingerprint, lora.rank, lora.alpha
+        pb.lora.target_modules.extend(lora.target_modules)
+    elif manifest.base_version is not None:
+        pb.overwrite.index_encoding = INDEX_ENCODING
+    else:
+        pb.full.naming = "hf"
+    return pb
 
 
 def manifest_from_pb(pb: weights_pb2.WeightManifest) -> Manifest:
-    """Raises ValueError when a tensor's `nbytes` is not what its dtype and shape say, or its dtype is unknown."""
-    specs = []
+    """Raises ValueError when a tensor's `nbytes` is not what its dtype and shape say (a delta's are its own), or its
+    dtype is unknown."""
+    specs, is_delta = [], pb.WhichOneof("kind") == "overwrite"
     for t in pb.tensors:
         layout = layout_from_pb(t)
-        if layout.nbytes != t.nbytes:
+        if layout.nbytes != t.nbytes and not is_delta:
             raise ValueError(
                 f"tensor {t.name}: {list(t.shape)} of {layout.dtype} are {layout.nbytes} bytes, not {t.nbytes}"
             )
-        specs.append(TensorSpec(layout, t.shard, t.offset, t.content_digest))
-    return Manifest(pb.target_version, tuple(specs), pb.policy_id)
+        specs.append(TensorSpec(layout, t.shard, t.offset, t.content_digest, t.nbytes if is_delta else None))
+    lora = None
+    if pb.WhichOneof("kind") == "lora":
+        lora = Lora(pb.lora.base_fingerprint, pb.lora.rank, pb.lora.alpha, tuple(pb.lora.target_modules))
+    base_version = pb.base_version if pb.HasField("base_version") else None
+    return Manifest(pb.target_version, tuple(specs), pb.policy_id, base_version, lora)

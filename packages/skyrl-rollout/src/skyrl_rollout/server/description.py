@@ -13,8 +13,6 @@ from skyrl_rollout.v1 import control_pb2 as pb
 from skyrl_rollout.weights.manifest import fingerprint, layout_digest
 from skyrl_rollout.weights.shm import namespace_id
 
-BASE_POLICY = ""  # policy_id of the model itself
-
 
 def server_info(parts: ServerParts) -> pb.GetServerInfoResponse:
     """The answer to GetServerInfo."""
@@ -35,7 +33,7 @@ def server_info(parts: ServerParts) -> pb.GetServerInfoResponse:
         ),
         shm_namespace_id=namespace_id(),
         world_size=options.world_size,
-        weight_versions={BASE_POLICY: state.weight_version},
+        weight_versions=state.versions,
         highest_trainer_epoch=parts.guard.fencing.epoch,
     )
 
@@ -47,7 +45,7 @@ def status(parts: ServerParts) -> pb.WatchStatusResponse:
     return pb.WatchStatusResponse(
         instance_id=state.instance_id,
         state=convert.number(state.state),
-        weight_versions={BASE_POLICY: state.weight_version},
+        weight_versions=state.versions,
         running=runs.running - frozen,
         waiting=runs.waiting,
         frozen=frozen,

@@ -32,21 +32,56 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor's layout, its place in a shard and the xxh3-128 of its bytes."""
+    """A tensor's layout, its place in a shard and the xxh3-128 of its (whole, final) bytes.
+
+    sent_nbytes: the bytes that travel, where they are not the whole tensor (a delta).
+    """
 
     layout: TensorLayout
     shard: int
     offset: int
     content_digest: bytes = b""
+    sent_nbytes: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the shard."""
+        return self.layout.nbytes if self.sent_nbytes is None else self.sent_nbytes
+
+
+@dataclass(frozen=True)
+class Lora:
+    """What a manifest says of a low-rank adapter beside its tensors: weights are W + (alpha / rank) * B @ A.
+
+    base_fingerprint: `fingerprint` of the base model's tensors. target_modules: the ends of their names ("q_proj").
+    """
+
+    base_fingerprint: str
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One full update: `target_version` and every tensor in canonical order."""
+    """One update: `target_version` and its tensors in canonical order.
+
+    Neither base_version nor lora: every tensor of the model. base_version: a delta, changed elements of some tensors
+    over that version. lora: an adapter, loaded as `policy_id`.
+    """
 
     target_version: int
     tensors: tuple[TensorSpec, ...]
     policy_id: str = ""
+    base_version: int | None = None
+    lora: Lora | None = None
+
+    @property
+    def kind(self) -> str:
+        """ "full", "overwrite" or "lora"."""
+        if self.lora is not None:
+            return "lora"
+        return "full" if self.base_version is None else "overwrite"
 
     @property
     def digest(self) -> bytes:
@@ -61,7 +96,7 @@ class Manifest:
         """shard -> bytes, the last tensor's end."""
         ends: dict[int, int] = {}
         for t in self.tensors:
-            ends[t.shard] = max(ends.get(t.shard, 0), t.offset + t.layout.nbytes)
+            ends[t.shard] = max(ends.get(t.shard, 0), t.offset + t.nbytes)
         return ends
 
 
