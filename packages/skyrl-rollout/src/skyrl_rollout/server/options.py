@@ -27,6 +27,9 @@ class ServerOptions:
     keepalive_min_interval_ms: int = 500
     wedged_after_s: float = 60.0
     world_size: int = 1
+    max_adapters: int = 8
+    delta: bool = False
+    update_root: Path | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     server_build: str = build()
@@ -39,8 +42,11 @@ class ServerOptions:
         for name in ("drain_grace_s", "request_retention_s", "wedged_after_s"):
             if not 0 <= (seconds := getattr(self, name)) < math.inf:
                 raise ValueError(f"--{name.replace('_', '-')} is {seconds}, expected a number of seconds")
-        if self.max_concurrent < 1:
-            raise ValueError(f"--max-concurrent is {self.max_concurrent}, expected at least 1")
+        for name in ("max_concurrent", "max_adapters"):
+            if (count := getattr(self, name)) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} is {count}, expected at least 1")
+        if self.update_root is not None and not (self.update_root.is_absolute() and self.update_root.is_dir()):
+            raise ValueError(f"--update-root {self.update_root} is not the absolute path of a folder")
         if self.tls_certificate is None and not self.is_local:
             raise ValueError(
                 f"--listen {self.listen} can be reached from other machines: give --tls-certificate and --tls-key, "
@@ -84,11 +90,16 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         ("max_message_bytes", int, "largest gRPC message"),
         ("request_retention_s", float, "how long a finished request can be replayed"),
         ("wedged_after_s", float, "NOT_SERVING when work runs but no engine step happens for so long"),
+        ("max_adapters", int, "low-rank adapters that are loaded at the same time"),
+        ("update_root", Path, "take weights also from files, in folders below this one"),
         ("tls_certificate", Path, "PEM file; needed to listen beyond this machine"),
         ("tls_key", Path, "PEM file of the certificate's private key"),
     ):
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, type=kind, default=defaults[name], metavar=kind.__name__.upper(), help=text)
+    group.add_argument(
+        "--delta", action="store_true", help="keep a copy of the committed weights in memory and take changes over it"
+    )
 
 
 def options_from(args: argparse.Namespace, **more: object) -> ServerOptions:

@@ -117,16 +117,18 @@ class BeginUpdateRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[_control_pb2.Fence, _Mapping]] = ..., update_id: _Optional[str] = ..., manifest: _Optional[_Union[WeightManifest, _Mapping]] = ..., transport: _Optional[_Union[Transport, _Mapping]] = ..., compression: _Optional[_Union[Compression, str]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Transport(_message.Message):
-    __slots__ = ("inline", "shm", "file", "collective")
+    __slots__ = ("inline", "shm", "file", "collective", "cuda_ipc")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     SHM_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
     inline: InlineTransport
     shm: ShmTransport
     file: FileTransport
     collective: CollectiveTransport
-    def __init__(self, inline: _Optional[_Union[InlineTransport, _Mapping]] = ..., shm: _Optional[_Union[ShmTransport, _Mapping]] = ..., file: _Optional[_Union[FileTransport, _Mapping]] = ..., collective: _Optional[_Union[CollectiveTransport, _Mapping]] = ...) -> None: ...
+    cuda_ipc: CudaIpcTransport
+    def __init__(self, inline: _Optional[_Union[InlineTransport, _Mapping]] = ..., shm: _Optional[_Union[ShmTransport, _Mapping]] = ..., file: _Optional[_Union[FileTransport, _Mapping]] = ..., collective: _Optional[_Union[CollectiveTransport, _Mapping]] = ..., cuda_ipc: _Optional[_Union[CudaIpcTransport, _Mapping]] = ...) -> None: ...
 
 class InlineTransport(_message.Message):
     __slots__ = ("chunk_bytes",)
@@ -171,6 +173,24 @@ class CollectiveTransport(_message.Message):
     world_size: int
     rank_offset: int
     def __init__(self, backend: _Optional[str] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., world_size: _Optional[int] = ..., rank_offset: _Optional[int] = ...) -> None: ...
+
+class CudaIpcTransport(_message.Message):
+    __slots__ = ("handles",)
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    handles: _containers.RepeatedCompositeFieldContainer[CudaIpcHandle]
+    def __init__(self, handles: _Optional[_Iterable[_Union[CudaIpcHandle, _Mapping]]] = ...) -> None: ...
+
+class CudaIpcHandle(_message.Message):
+    __slots__ = ("tensor", "device_uuid", "handle", "offset")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    tensor: str
+    device_uuid: str
+    handle: bytes
+    offset: int
+    def __init__(self, tensor: _Optional[str] = ..., device_uuid: _Optional[str] = ..., handle: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class BeginUpdateResponse(_message.Message):
     __slots__ = ("state", "staged", "chunk_bytes", "max_parallel_shards")
