@@ -7,10 +7,11 @@ import mmap
 import os
 import re
 import secrets
-import stat
 import weakref
 from functools import cache
 from pathlib import Path
+
+from skyrl_rollout.weights.file import checked
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "skyrl-weights"
@@ -76,8 +77,8 @@ class Segment:
             self._map.close()
 
 
-def map_segment(name: str, nbytes: int) -> mmap.mmap:
-    """Maps `nbytes` of another process's segment, read-only.
+def open_segment(name: str, nbytes: int) -> int:
+    """A descriptor of another process's segment, to read `nbytes` of.
 
     Raises ValueError for a name that is a path, a link, no plain file, or a file that is too short; FileNotFoundError
     when there is none.
@@ -90,12 +91,13 @@ def map_segment(name: str, nbytes: int) -> mmap.mmap:
         raise FileNotFoundError(f"there is no shared memory segment {name}: was its trainer restarted?") from None
     except OSError as error:
         raise ValueError(f"shared memory segment {name} cannot be opened: {error.strerror}") from None
+    return checked(fd, f"shared memory segment {name}", max(nbytes, 1))
+
+
+def map_segment(name: str, nbytes: int) -> mmap.mmap:
+    """Maps `nbytes` of another process's segment, read-only. Raises as `open_segment`."""
+    fd = open_segment(name, nbytes)
     try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise ValueError(f"shared memory segment {name} is not a plain file")
-        if nbytes <= 0 or info.st_size < nbytes:
-            raise ValueError(f"shared memory segment {name} has {info.st_size} bytes, the update names {nbytes}")
         return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
