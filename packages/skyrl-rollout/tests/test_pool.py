@@ -55,7 +55,7 @@ async def test_a_pool_with_a_dead_endpoint_names_it_and_connects_to_none(servers
 
 
 async def test_the_requests_of_a_replica_that_dies_finish_on_another(servers, monkeypatch):
-    monkeypatch.setattr("skyrl_rollout.pool.FAILOVER_S", 0.5)
+    monkeypatch.setattr("skyrl_rollout.replicas.FAILOVER_S", 0.5)
     with ReferenceServer("--token-delay-ms", "5") as doomed:
         async with await RolloutPool.connect([doomed.url, servers[0].url]) as pool:
             sampling = Sampling(max_tokens=200, seed=1, ignore_eos=True)

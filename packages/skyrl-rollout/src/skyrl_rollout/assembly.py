@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,16 +45,16 @@ class Assembly:
     """Takes events in order; `generation` is there once every sample has finished."""
 
     def __init__(self, request_id: str, prompt_bytes: bytes, num_samples: int, mode: LogprobMode) -> None:
-        self._request_id = request_id
+        self.request_id = request_id
         self._prompt_digest = content_digest(prompt_bytes)
-        self._num_samples = num_samples
+        self.num_samples = num_samples
         self._mode = mode
         self.num_restarts = 0
         self._reset(None)
 
     def _reset(self, started: Started | None) -> None:
         self._started = started
-        self._open = [_OpenSample() for _ in range(self._num_samples)]
+        self._open = [_OpenSample() for _ in range(self.num_samples)]
         self._samples: dict[int, Sample] = {}
         self.num_tokens = 0
 
@@ -71,26 +72,26 @@ class Assembly:
 
     def _start(self, event: Started) -> None:
         if event.prompt_token_digest != self._prompt_digest:
-            raise CorruptBytes(f"request {self._request_id}: the server read another prompt than the one that was sent")
+            raise CorruptBytes(f"request {self.request_id}: the server read another prompt than the one that was sent")
         if event.mode is not self._mode:
             raise CorruptBytes(
-                f"request {self._request_id}: logprobs are {event.mode.name}, {self._mode.name} was asked for"
+                f"request {self.request_id}: logprobs are {event.mode.name}, {self._mode.name} was asked for"
             )
         if self._started is not None:
             self.num_restarts += 1
         self._reset(event)
 
     def _sample(self, index: int) -> _OpenSample:
-        if not 0 <= index < self._num_samples or index in self._samples:
+        if not 0 <= index < self.num_samples or index in self._samples:
             raise CorruptBytes(
-                f"request {self._request_id}: an event for sample {index}, which does not exist or has ended "
-                f"({self._num_samples} samples were asked for)"
+                f"request {self.request_id}: an event for sample {index}, which does not exist or has ended "
+                f"({self.num_samples} samples were asked for)"
             )
         return self._open[index]
 
     def _finish(self, event: SampleFinished) -> None:
         parts = self._sample(event.sample_index)
-        where = f"request {self._request_id}, sample {event.sample_index}"
+        where = f"request {self.request_id}, sample {event.sample_index}"
         if event.num_tokens != parts.num_tokens:
             raise CorruptBytes(f"{where}: {event.num_tokens} tokens were made, {parts.num_tokens} arrived")
         ids = _joined(parts.ids, np.int32)
@@ -142,19 +143,36 @@ class Assembly:
     def has_finished(self, index: int) -> bool:
         return index in self._samples
 
+    @property
+    def has_aborted(self) -> bool:
+        """Whether the server ended a sample without its own end."""
+        return any(sample.finish_reason is FinishReason.ABORTED for sample in self._samples.values())
+
     def _instances(self) -> tuple[str, ...]:
         return (self._started.instance_id,) if self._started is not None else ()
 
-    def generation(self) -> Generation:
-        assert self._started is not None and len(self._samples) == self._num_samples
+    def generation(
+        self,
+        samples: Sequence[Sample] | None = None,
+        *,
+        num_restarts: int = 0,
+        num_moves: int = 0,
+        num_kept_tokens: int = 0,
+    ) -> Generation:
+        """The answer. samples: instead of those of this assembly, where others made a part of them."""
+        samples = [self._samples[i] for i in range(self.num_samples)] if samples is None else samples
+        assert self._started is not None and len(samples) == self.num_samples
+        last = samples[-1].instance_ids
         return Generation(
-            request_id=self._request_id,
-            instance_id=self._started.instance_id,
-            samples=tuple(self._samples[i] for i in range(self._num_samples)),
+            request_id=self.request_id,
+            instance_id=last[-1] if last else self._started.instance_id,
+            samples=tuple(samples),
             effective=self._started.effective,
             mode=self._started.mode,
             cached_prompt_tokens=self._started.cached_prompt_tokens,
-            num_restarts=self.num_restarts,
+            num_restarts=self.num_restarts + num_restarts,
+            num_moves=num_moves,
+            num_kept_tokens=num_kept_tokens,
         )
 
 
