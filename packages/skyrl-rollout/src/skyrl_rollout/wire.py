@@ -33,6 +33,11 @@ KV_POLICIES: dict[str, control_pb2.KvPolicy] = {
     "retain": control_pb2.KV_POLICY_RETAIN,
 }
 
+EXTRAS: dict[str, generation_pb2.Extra] = {
+    "routed_experts": generation_pb2.EXTRA_ROUTED_EXPERTS,
+    "top_p_token_ids": generation_pb2.EXTRA_TOP_P_TOKEN_IDS,
+}
+
 LOGPROB_MODES: dict[LogprobMode, generation_pb2.LogprobMode] = {
     LogprobMode.RAW: generation_pb2.LOGPROB_MODE_RAW,
     LogprobMode.TEMPERATURE: generation_pb2.LOGPROB_MODE_TEMPERATURE,
