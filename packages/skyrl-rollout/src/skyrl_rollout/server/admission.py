@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from skyrl_rollout.errors import InvalidRequest, MissingCapability, UnknownPolicy
+from skyrl_rollout.errors import InvalidRequest, MissingCapability
 from skyrl_rollout.server.engine import EngineCapabilities, EngineRequest, ModelIdentity
 from skyrl_rollout.tokens import LogprobMode, Sampling
 
 SEED_LIMIT = 1 << 62  # leaves room for seed + sample index in every engine's signed 64 bits
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARACTERS = 1024
+TOP_LOGPROB_BYTES = 8  # an id and a logprob
 
 
 @dataclass(frozen=True)
@@ -36,25 +42,22 @@ class GenerationRequest:
     max_event_delay_s: float
     heartbeat_s: float
     detach_grace_s: float
+    top_logprobs: int = 0
+    prompt_last_n: int = 0
+    priority: int = 0
+    extras: tuple[str, ...] = ()
+    backend_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def complete(request: GenerationRequest, model: ModelIdentity, offers: EngineCapabilities) -> GenerationRequest:
-    """The request with `max_tokens` and `seed` filled in. Raises InvalidRequest, MissingCapability or UnknownPolicy."""
-    if request.policy_id:
-        raise UnknownPolicy(f"policy {request.policy_id!r} is not loaded: leave policy_id empty for the base policy")
+    """The request with `max_tokens` and `seed` filled in. Raises InvalidRequest or MissingCapability."""
     prompt = request.prompt_token_ids
-    if not len(prompt):
-        raise InvalidRequest("prompt_token_ids is empty: send at least one token")
-    if int(prompt.min()) < 0 or int(prompt.max()) >= model.vocab_size:
-        raise InvalidRequest(f"prompt_token_ids must lie in [0, {model.vocab_size}), the model's vocabulary")
+    check_tokens(prompt, "prompt_token_ids", model)
     room = model.max_context - len(prompt)
     if room < 1:
         raise InvalidRequest(f"the prompt has {len(prompt)} tokens and the context is {model.max_context}: shorten it")
-    if request.mode not in offers.logprob_modes:
-        names = ", ".join(m.name for m in offers.logprob_modes)
-        raise InvalidRequest(f"logprob mode {request.mode.name} cannot be computed here: this server has {names}")
-    if request.sampling.stop_strings and not offers.stop_strings:
-        raise MissingCapability.named("stop_strings", "stopping at a string")
+    check_logprobs(request.mode, request.top_logprobs, model, offers)
+    _check_offered(request, offers)
     sampling = request.sampling
     max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
     seed = secrets.randbelow(SEED_LIMIT) if sampling.seed is None else sampling.seed
@@ -62,7 +65,57 @@ def complete(request: GenerationRequest, model: ModelIdentity, offers: EngineCap
     violations = sampling_violations(sampling, model.vocab_size)
     if violations:
         raise InvalidRequest("; ".join(f"{f}: {d}" for f, d in violations), violations=violations)
-    return replace(request, sampling=sampling)
+    return replace(request, sampling=sampling, prompt_last_n=min(request.prompt_last_n, len(prompt)))
+
+
+def check_tokens(token_ids: np.ndarray, name: str, model: ModelIdentity) -> None:
+    """Raises InvalidRequest for no tokens, or for one outside the vocabulary."""
+    if not len(token_ids):
+        raise InvalidRequest(f"{name} is empty: send at least one token")
+    if int(token_ids.min()) < 0 or int(token_ids.max()) >= model.vocab_size:
+        raise InvalidRequest(f"{name} must lie in [0, {model.vocab_size}), the model's vocabulary")
+
+
+def check_logprobs(mode: LogprobMode, top: int, model: ModelIdentity, offers: EngineCapabilities) -> None:
+    """Raises InvalidRequest for a mode that is not computed here or for more top logprobs than there can be."""
+    if mode not in offers.logprob_modes:
+        names = ", ".join(m.name for m in offers.logprob_modes)
+        raise InvalidRequest(f"logprob mode {mode.name} cannot be computed here: this server has {names}")
+    if top and not offers.max_top_logprobs:
+        raise MissingCapability.named("max_top_logprobs", "returning the top logprobs of other tokens")
+    most = min(offers.max_top_logprobs, model.vocab_size)
+    if top > most:
+        raise InvalidRequest(f"logprobs.top_k is {top}, the limit is {most}: see Limits.max_top_logprobs")
+
+
+def _check_offered(request: GenerationRequest, offers: EngineCapabilities) -> None:
+    if request.sampling.stop_strings and not offers.stop_strings:
+        raise MissingCapability.named("stop_strings", "stopping at a string")
+    if request.prompt_last_n and not offers.prompt_logprobs:
+        raise MissingCapability.named("prompt_logprobs", "returning prompt logprobs")
+    if request.priority and not offers.priority:
+        raise MissingCapability.named("priority", "a request before others")
+    for extra in request.extras:
+        if extra not in offers.extras:
+            raise MissingCapability.named("extras", f"the extra output {extra!r}")
+    for option in sorted(request.backend_options):
+        if option not in offers.backend_options:
+            raise MissingCapability.named("backend_options", f"the option {option!r}")
+
+
+def check_size(request: GenerationRequest, model: ModelIdentity, most_bytes: int) -> None:
+    """Raises InvalidRequest where what comes with the tokens of a completed request could exceed `most_bytes`, which
+    the server would have to keep for a reader that comes back."""
+    s = request.sampling
+    per_token = TOP_LOGPROB_BYTES * request.top_logprobs
+    if "top_p_token_ids" in request.extras:
+        per_token += 4 * (s.top_k if s.top_k > 0 else model.vocab_size)
+    asked = per_token * (s.max_tokens or 0) * request.num_samples
+    if asked > most_bytes:
+        raise InvalidRequest(
+            f"{per_token} bytes beside each of {s.max_tokens} tokens of {request.num_samples} samples could be {asked} "
+            f"bytes, the limit is {most_bytes}: lower logprobs.top_k, sampling.top_k, max_tokens or num_samples"
+        )
 
 
 def sampling_violations(s: Sampling, vocab_size: int) -> list[tuple[str, str]]:
@@ -76,6 +129,7 @@ def sampling_violations(s: Sampling, vocab_size: int) -> list[tuple[str, str]]:
         ("min_tokens", s.max_tokens is None or s.min_tokens <= s.max_tokens, "at most max_tokens"),
         ("seed", s.seed is None or s.seed < 1 << 63, "below 2**63"),
         ("stop_token_ids", all(t < vocab_size for t in s.stop_token_ids), "inside the vocabulary"),
+        ("stop_strings", _are_short(s.stop_strings), "at most 64, none empty, none above 1024 characters"),
         ("frequency_penalty", math.isfinite(s.frequency_penalty), "finite"),
         ("presence_penalty", math.isfinite(s.presence_penalty), "finite"),
         ("repetition_penalty", 0 < s.repetition_penalty < math.inf, "above 0 and finite"),
@@ -88,11 +142,29 @@ def sampling_violations(s: Sampling, vocab_size: int) -> list[tuple[str, str]]:
     ]
 
 
-def engine_request(request: GenerationRequest, weight_version: int) -> EngineRequest:
-    """What the engine is given. KV is keyed by (policy, version, the caller's salt); bypass makes the key unique."""
-    salt = f"{request.policy_id}@{weight_version}:{request.cache_salt}"
-    if request.cache_bypass:
-        salt += f":{request.request_id}"
+def _are_short(texts: tuple[str, ...]) -> bool:
+    return len(texts) <= MAX_STOP_STRINGS and all(0 < len(t) <= MAX_STOP_STRING_CHARACTERS for t in texts)
+
+
+def cache_key(policy_id: str, version: int, base_version: int, *more: str) -> str:
+    """What KV is keyed by: policy, its version, the version of the base below it, and what the caller adds."""
+    return json.dumps([policy_id, version, base_version, *more])
+
+
+def engine_request(request: GenerationRequest, version: int, base_version: int) -> EngineRequest:
+    """What the engine is given under a version of the request's policy; cache bypass makes the KV key unique."""
+    own = (request.request_id,) if request.cache_bypass else ()
     return EngineRequest(
-        request.request_id, request.prompt_token_ids, request.sampling, request.mode, request.num_samples, salt
+        request.request_id,
+        request.prompt_token_ids,
+        request.sampling,
+        request.mode,
+        request.num_samples,
+        cache_key(request.policy_id, version, base_version, request.cache_salt, *own),
+        request.policy_id,
+        request.top_logprobs,
+        request.prompt_last_n,
+        request.priority,
+        request.extras,
+        request.backend_options,
     )

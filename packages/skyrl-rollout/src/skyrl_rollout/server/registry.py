@@ -7,12 +7,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from skyrl_rollout.errors import InvalidRequest, Overloaded, RequestIdReused, RolloutError
-from skyrl_rollout.server.admission import GenerationRequest, complete, engine_request
+from skyrl_rollout.server.admission import GenerationRequest, check_size, complete, engine_request
 from skyrl_rollout.server.engine import Engine
 from skyrl_rollout.server.options import ServerOptions
 from skyrl_rollout.server.runs import Run
 from skyrl_rollout.server.signals import Signal
-from skyrl_rollout.server.state import EngineState, ServerState
+from skyrl_rollout.server.state import BASE_POLICY, EngineState, ServerState
 
 RETRY_AFTER_S = 1.0
 
@@ -102,14 +102,19 @@ class RunRegistry:
         for run in list(self._active.values()):
             run.drop()
 
-    async def cut(self, new_version: int, *, retain_kv: bool) -> int:
-        """While the engine is paused: notes for every run where `new_version` begins and ends those that must not mix
-        versions. Returns how many were ended."""
+    async def cut(self, new_version: int, policy_id: str = BASE_POLICY, *, retain_kv: bool) -> int:
+        """While the engine is paused: notes for every run of the policy where `new_version` begins, and ends those that
+        must not mix versions. New base weights end every adapter's run too: it was trained on other ones. Returns how
+        many were ended."""
         made = self._engine.tokens_made()
-        started = [run for run in self._active.values() if run.is_started]
-        stopped = [
-            run for run in started if run.cut(made.get(run.request.request_id), new_version, retain_kv=retain_kv)
-        ]
+        stopped = []
+        for run in [run for run in self._active.values() if run.is_started]:
+            is_own = run.request.policy_id == policy_id
+            if not is_own and policy_id != BASE_POLICY:
+                continue
+            tokens_made = made.get(run.request.request_id)
+            if run.cut(tokens_made, new_version, retain_kv=retain_kv, stops=not is_own):
+                stopped.append(run)
         for run in stopped:
             await run.abort()
         return len(stopped)
@@ -135,9 +140,12 @@ class RunRegistry:
                 f"retry later or use another replica",
                 retry_after_s=RETRY_AFTER_S,
             )
-        request = complete(request, self._engine.identity, self._engine.capabilities)
+        version = self._state.version_of(request.policy_id)
+        model = self._engine.identity
+        request = complete(request, model, self._engine.capabilities)
+        check_size(request, model, self._options.retained_bytes)
         try:
-            self._engine.check(engine_request(request, self._state.weight_version))
+            self._engine.check(engine_request(request, version, self._state.weight_version))
         except RolloutError:
             raise
         except ValueError as error:

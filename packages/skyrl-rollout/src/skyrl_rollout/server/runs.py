@@ -94,24 +94,27 @@ class Run:
         while not self.log.closed:
             await self.changed.wait()
 
-    def cut(self, tokens_made: list[int] | None, new_version: int, *, retain_kv: bool) -> bool:
-        """Notes, while the engine is paused, where `new_version` begins; returns whether the run must stop there."""
+    def cut(self, tokens_made: list[int] | None, new_version: int, *, retain_kv: bool, stops: bool) -> bool:
+        """Notes, while the engine is paused, where `new_version` begins; returns whether the run must stop there, which
+        is so where it asked for that or `stops` says so."""
+        stops = stops or self.request.stops_on_commit
         for s in self.samples:
             if s.finished:
                 continue
             # not listed by the engine: it has not seen the request yet, or it made everything and forgot it
             made = tokens_made[s.index] if tokens_made is not None else s.num_tokens
-            if self.request.stops_on_commit:
+            if stops:
                 s.stop_at(made)
             else:
                 s.cut(made, new_version, retain_kv=retain_kv)
-        self._stopped_by_commit = self.request.stops_on_commit
-        return self._stopped_by_commit
+        self._stopped_by_commit |= stops
+        return stops
 
     async def _execute(self) -> None:
-        await self._state.admission(self.request.min_weight_version)
-        self._begin()
-        request = engine_request(self.request, self._state.weight_version)
+        await self._state.admission(self.request.min_weight_version, self.request.policy_id)
+        version = self._state.version_of(self.request.policy_id)
+        self._begin(version)
+        request = engine_request(self.request, version, self._state.weight_version)
         async with aclosing(self._engine.generate(request)) as stream:
             async for item in stream:
                 if isinstance(item, TokensMade):
@@ -119,8 +122,7 @@ class Run:
                 elif isinstance(item, SampleEnded):
                     self._finish_sample(self.samples[item.sample_index], item)
 
-    def _begin(self) -> None:
-        version = self._state.weight_version
+    def _begin(self, version: int) -> None:
         self.samples = [SampleStream(i, version) for i in range(self.request.num_samples)]
         r = self.request
         self._append(Started(self._state.instance_id, version, r.sampling, r.mode, r.prompt_digest))
@@ -167,7 +169,7 @@ class Run:
             self._flush_timer.cancel()
         error = _as_error(None if task.cancelled() else task.exception(), self.request.request_id)
         if error is None and not self.samples:
-            self._begin()
+            self._begin(self._state.versions.get(self.request.policy_id, 0))
         for sample in self.samples:
             if not sample.finished and error is None:
                 if not task.cancelled():
