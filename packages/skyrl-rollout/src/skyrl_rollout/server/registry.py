@@ -92,6 +92,10 @@ class RunRegistry:
         """Request ids of every run that has not ended."""
         return list(self._active)
 
+    def ids_of(self, policy_id: str) -> list[str]:
+        """Request ids of every run of this policy that has not ended."""
+        return [request_id for request_id, run in self._active.items() if run.request.policy_id == policy_id]
+
     def drop_queued(self) -> None:
         """Ends every run that has not started; its readers are told ABORTED."""
         for run in list(self._active.values()):
