@@ -1,4 +1,4 @@
-"""EngineService: identity, state and pauses of one server. ResetCache, Sleep and WakeUp are not offered."""
+"""EngineService: identity, state, pauses and memory of one server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 import grpc.aio
 
-from skyrl_rollout.errors import InvalidRequest, MissingCapability
+from skyrl_rollout.errors import InvalidRequest
 from skyrl_rollout.server import convert, description
 from skyrl_rollout.server.answers import answered
 from skyrl_rollout.server.parts import ServerParts
@@ -17,6 +17,7 @@ from skyrl_rollout.v1 import control_pb2_grpc
 logger = logging.getLogger(__name__)
 DEFAULT_INTERVAL_S = 1.0
 MIN_INTERVAL_S = 0.05
+SLEEP_LEVELS = {pb.SleepRequest.LEVEL_OFFLOAD: "offload", pb.SleepRequest.LEVEL_DISCARD: "discard"}
 
 
 class EngineService(control_pb2_grpc.EngineServiceServicer):
@@ -79,15 +80,28 @@ class EngineService(control_pb2_grpc.EngineServiceServicer):
     async def ResetCache(
         self, request: pb.ResetCacheRequest, context: grpc.aio.ServicerContext
     ) -> pb.ResetCacheResponse:
-        await self._parts.guard.admit(request.fence)
-        raise MissingCapability.named("reset_cache", "ResetCache")
+        # nothing to do for include_external: an engine has no cache of the server's beside its own
+        await self._parts.guard.admit(request.fence, needs_op_id=True)
+        freed = await self._parts.operations.run(
+            ("ResetCache", request.fence.op_id),
+            lambda: self._parts.memory.reset_cache(preempt_running=request.preempt_running),
+        )
+        return pb.ResetCacheResponse(blocks_freed=freed)
 
     @answered
     async def Sleep(self, request: pb.SleepRequest, context: grpc.aio.ServicerContext) -> pb.SleepResponse:
-        await self._parts.guard.admit(request.fence)
-        raise MissingCapability.named("sleep", "Sleep")
+        await self._parts.guard.admit(request.fence, needs_op_id=True)
+        level = convert.known(request.level, SLEEP_LEVELS, "level", unset=None)
+        freed = await self._parts.operations.run(
+            ("Sleep", request.fence.op_id), lambda: self._parts.memory.sleep(level)
+        )
+        return pb.SleepResponse(bytes_freed=freed)
 
     @answered
     async def WakeUp(self, request: pb.WakeUpRequest, context: grpc.aio.ServicerContext) -> pb.WakeUpResponse:
-        await self._parts.guard.admit(request.fence)
-        raise MissingCapability.named("sleep", "WakeUp")
+        await self._parts.guard.admit(request.fence, needs_op_id=True)
+        state = await self._parts.operations.run(
+            ("WakeUp", request.fence.op_id),
+            lambda: self._parts.memory.wake_up(weights=request.weights, kv_cache=request.kv_cache),
+        )
+        return pb.WakeUpResponse(state=convert.number(state))

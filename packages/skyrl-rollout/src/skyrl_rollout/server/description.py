@@ -7,7 +7,9 @@ from typing import Any
 from skyrl_rollout import wire
 from skyrl_rollout.protocol import PROTOCOL_MINOR
 from skyrl_rollout.server import convert
+from skyrl_rollout.server.beginning import transports
 from skyrl_rollout.server.engine import EngineCapabilities, ModelIdentity
+from skyrl_rollout.server.options import ServerOptions
 from skyrl_rollout.server.parts import ServerParts
 from skyrl_rollout.v1 import control_pb2 as pb
 from skyrl_rollout.weights.manifest import fingerprint, layout_digest
@@ -22,7 +24,7 @@ def server_info(parts: ServerParts) -> pb.GetServerInfoResponse:
         server_build=options.server_build,
         instance_id=state.instance_id,
         model=_model(engine.identity),
-        capabilities=_capabilities(engine.capabilities),
+        capabilities=_capabilities(engine.capabilities, options),
         limits=pb.Limits(
             max_message_bytes=options.max_message_bytes,
             max_chunk_bytes=options.max_chunk_bytes,
@@ -71,12 +73,12 @@ def _model(model: ModelIdentity) -> pb.ModelInfo:
     )
 
 
-def _capabilities(offers: EngineCapabilities) -> pb.Capabilities:
+def _capabilities(offers: EngineCapabilities, options: ServerOptions) -> pb.Capabilities:
     return pb.Capabilities(
         logprob_modes=[convert.number(mode) for mode in offers.logprob_modes],
         pause_modes=[wire.PAUSE_MODES[mode] for mode in offers.pause_modes],
         kv_policies=[wire.KV_POLICIES[policy] for policy in offers.kv_policies],
-        transports=["inline", "shm"] if namespace_id() else ["inline"],
+        transports=transports(offers, options),
         staged_updates=True,
         per_token_versions=True,
         stop_strings=offers.stop_strings,
@@ -86,5 +88,9 @@ def _capabilities(offers: EngineCapabilities) -> pb.Capabilities:
         score=offers.score,
         prompt_logprobs=offers.prompt_logprobs,
         priority=offers.priority,
+        reset_cache=offers.reset_cache,
+        sleep=bool(offers.sleep_levels),
+        lora=offers.lora,
+        delta=options.delta,
         abort=True,
     )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from skyrl_rollout.server.adapters import AdapterShelf
 from skyrl_rollout.server.committing import Updater
 from skyrl_rollout.server.engine import Engine
 from skyrl_rollout.server.guard import Guard
+from skyrl_rollout.server.memory import EngineMemory
 from skyrl_rollout.server.operations import OperationBook
 from skyrl_rollout.server.options import ServerOptions
 from skyrl_rollout.server.pausing import Pauser
 from skyrl_rollout.server.registry import RunRegistry
 from skyrl_rollout.server.state import ServerState
+from skyrl_rollout.server.swapping import Swapper
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class ServerParts:
     runs: RunRegistry
     pauser: Pauser
     updater: Updater
+    memory: EngineMemory
     operations: OperationBook
     guard: Guard
 
@@ -33,6 +37,8 @@ def assemble(engine: Engine, options: ServerOptions) -> ServerParts:
     state, operations = ServerState(), OperationBook()
     runs = RunRegistry(engine, state, options)
     pauser = Pauser(engine, state, runs)
-    updater = Updater(engine, state, runs, pauser, max_chunk_bytes=options.max_chunk_bytes)
+    adapters = AdapterShelf(engine, state, runs, limit=options.max_adapters)
+    updater = Updater(engine, state, runs, pauser, Swapper(engine, state, adapters, options), options)
+    memory = EngineMemory(engine, state, runs, pauser, adapters)
     guard = Guard(operations, pauser, updater)
-    return ServerParts(engine, options, state, runs, pauser, updater, operations, guard)
+    return ServerParts(engine, options, state, runs, pauser, updater, memory, operations, guard)

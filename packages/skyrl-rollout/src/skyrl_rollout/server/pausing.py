@@ -12,7 +12,7 @@ from skyrl_rollout.errors import MissingCapability, UnknownPause, WrongState
 from skyrl_rollout.server.engine import Engine
 from skyrl_rollout.server.leases import Lease
 from skyrl_rollout.server.registry import RunRegistry
-from skyrl_rollout.server.state import FINAL, EngineState, ServerState
+from skyrl_rollout.server.state import FINAL, UNAVAILABLE, EngineState, ServerState
 
 logger = logging.getLogger(__name__)
 DEFAULT_LEASE_S = 60.0
@@ -75,7 +75,7 @@ class Pauser:
         """Call with the lock: stops the engine and returns how many requests that ended. Undone when it fails."""
         if mode not in self._engine.capabilities.pause_modes:
             raise MissingCapability.named("pause_modes", f"pausing with {mode}")
-        if self._state.state in FINAL:
+        if self._state.state in (*FINAL, *UNAVAILABLE):
             self._state.refuse_new_work()
         self._state.move(EngineState.PAUSING, rejects_new_work=rejects_new_work)
         try:
@@ -94,9 +94,17 @@ class Pauser:
         return running if mode == "abort" else 0
 
     async def start(self) -> None:
-        """Call with the lock: the engine makes tokens again."""
+        """Call with the lock: the engine makes tokens again, unless it has no memory or no weights for that."""
+        if (resting := self._state.resting) is not None:
+            self._state.move(resting)
+            return
         await self._engine.resume()
         self._state.move(EngineState.SERVING)
+
+    def forget(self) -> None:
+        """Call with the lock: the pause that is held, if any, ends without a start."""
+        self._lease.release()
+        self._last_released, self._held = "", None
 
     def hold(self, pause_id: str, lease_s: float, *, rejects_new_work: bool = False) -> None:
         """Call with the lock, engine stopped: it stays so until Resume(pause_id) or the end of the lease."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from skyrl_rollout.errors import CorruptBytes, InvalidRequest, OffsetHole, StagingFull, WrongState
 from skyrl_rollout.weights.manifest import Manifest, TensorLayout, TensorSpec, content_digest
 from skyrl_rollout.weights.shm import map_segment
 
 MEMORY_RESERVE_BYTES = 64 << 20  # what the rest of the server may need while an update waits
+COPY_BLOCK_BYTES = 8 << 20  # between two of them a copy can be cancelled, and tells how far it is
+
+_Source = TypeVar("_Source")
+_Opened = TypeVar("_Opened")
+OpenShard = Callable[[int, int], int]
+"""(shard, nbytes) -> a file descriptor with at least so many bytes. Raises ValueError or FileNotFoundError."""
 
 
 class Staging(Protocol):
@@ -22,7 +30,15 @@ class Staging(Protocol):
     def durable(self) -> dict[int, int]:
         """shard -> bytes that need not be sent again."""
 
+    @property
+    def releases_source(self) -> bool:
+        """Whether the trainer's own bytes may go as soon as all are durable."""
+
     def view(self, spec: TensorSpec) -> memoryview: ...
+
+    def pull(self) -> AsyncIterator[None]:
+        """Fetches what is missing, one step per item. Raises WrongState where bytes are sent instead, or where there is
+        no source; InvalidRequest for one that is refused."""
 
     def discard(self, shard: int) -> None:
         """The shard must be sent again."""
@@ -30,20 +46,33 @@ class Staging(Protocol):
     def close(self) -> None: ...
 
 
-class InlineStaging:
-    """Private memory of the manifest's size, filled in order by chunks."""
+class OwnStaging:
+    """Private memory of the manifest's size, which may outlive the update."""
+
+    releases_source = True
 
     def __init__(self, manifest: Manifest) -> None:
-        """Raises StagingFull when the machine has too little memory left."""
+        """Raises StagingFull when too little memory is left."""
         self._sizes = manifest.shard_nbytes()
-        need, free = sum(self._sizes.values()), available_memory()
-        if need + MEMORY_RESERVE_BYTES > free:
-            raise StagingFull(
-                f"the update needs {need / 1e6:.0f} MB to be staged and this machine has {free / 1e6:.0f} MB left: "
-                f"free memory, or publish through shared memory on one host"
-            )
-        self._maps = {shard: mmap.mmap(-1, max(size, 1)) for shard, size in self._sizes.items()}
+        need_memory(sum(self._sizes.values()))
+        try:
+            self._maps = {shard: mmap.mmap(-1, max(size, 1)) for shard, size in self._sizes.items()}
+        except (OSError, OverflowError) as error:
+            raise StagingFull(f"no memory for {sum(self._sizes.values()) / 1e6:.0f} MB of staging: {error}") from error
         self.durable = dict.fromkeys(self._sizes, 0)
+
+    def view(self, spec: TensorSpec) -> memoryview:
+        return memoryview(self._maps[spec.shard])[spec.offset : spec.offset + spec.nbytes]
+
+    def discard(self, shard: int) -> None:
+        self.durable[shard] = 0
+
+    def close(self) -> None:
+        _close(self._maps)
+
+
+class InlineStaging(OwnStaging):
+    """Filled in order by chunks."""
 
     def write(self, shard: int, offset: int, data: bytes | memoryview) -> int:
         """Appends a chunk and returns the shard's durable offset; a chunk that is there already is ignored.
@@ -51,7 +80,7 @@ class InlineStaging:
         Raises InvalidRequest for an unknown shard, an overlap or bytes beyond the shard, OffsetHole for a gap.
         """
         if shard not in self._sizes:
-            raise InvalidRequest(f"shard {shard} is not in the manifest: it has shards {sorted(self._sizes)}")
+            raise InvalidRequest(f"shard {shard} is not in the manifest: it has shards {sorted(self._sizes)[:20]}")
         have, end = self.durable[shard], offset + len(data)
         if end > self._sizes[shard]:
             raise InvalidRequest(f"shard {shard} has {self._sizes[shard]} bytes, the chunk ends at {end}")
@@ -68,45 +97,65 @@ class InlineStaging:
         self.durable[shard] = end
         return end
 
-    def view(self, spec: TensorSpec) -> memoryview:
-        return memoryview(self._maps[spec.shard])[spec.offset : spec.offset + spec.layout.nbytes]
-
-    def discard(self, shard: int) -> None:
-        self.durable[shard] = 0
-
-    def close(self) -> None:
-        _close(self._maps)
+    async def pull(self) -> AsyncIterator[None]:
+        raise WrongState("the update was opened for inline bytes: call UploadChunks")
+        yield
 
 
-class ShmStaging:
+class CopiedStaging(OwnStaging):
+    """Copied from files or segments of the trainer, by reads: a source that is cut short meanwhile is an error here,
+    where a mapping would end the process."""
+
+    def __init__(self, manifest: Manifest, open_shard: OpenShard) -> None:
+        super().__init__(manifest)
+        self._open_shard = open_shard
+        self._copying = asyncio.Lock()
+
+    async def pull(self) -> AsyncIterator[None]:
+        async with self._copying:
+            for shard, size in self._sizes.items():
+                if self.durable[shard] == size:
+                    continue
+                fd = _opened(self._open_shard, shard, size)
+                try:
+                    while shard in self._maps and self.durable[shard] < size:
+                        self.durable[shard] += await asyncio.to_thread(self._copy_block, fd, shard)
+                        yield
+                finally:
+                    os.close(fd)
+
+    def _copy_block(self, fd: int, shard: int) -> int:
+        start = self.durable[shard]
+        with memoryview(self._maps[shard]) as whole, whole[start : start + COPY_BLOCK_BYTES] as block:
+            count = os.preadv(fd, [block], start)
+        if not count:
+            raise InvalidRequest(f"the source of shard {shard} ends at {start} of {self._sizes[shard]} bytes")
+        return count
+
+
+class MappedStaging:
     """The trainer's segments, mapped read-only until the commit: no copy of our own."""
+
+    releases_source = False
 
     def __init__(self, manifest: Manifest, segments: dict[int, str]) -> None:
         self._sizes, self._segments = manifest.shard_nbytes(), segments
-        missing = sorted(set(self._sizes) - set(segments))
-        if missing:
-            raise InvalidRequest(f"transport.shm names no segment for shards {missing}")
         self._maps: dict[int, mmap.mmap] = {}
 
     @property
     def durable(self) -> dict[int, int]:
         return {shard: size if shard in self._maps else 0 for shard, size in self._sizes.items()}
 
-    def pull(self) -> None:
-        """Maps every segment. Raises InvalidRequest for a name, kind or size of file that is refused."""
+    async def pull(self) -> AsyncIterator[None]:
         for shard, size in self._sizes.items():
             if shard not in self._maps and size:
-                try:
-                    self._maps[shard] = map_segment(self._segments[shard], size)
-                except FileNotFoundError as error:
-                    raise WrongState(str(error)) from error
-                except ValueError as error:
-                    raise InvalidRequest(str(error)) from error
+                self._maps[shard] = _opened(map_segment, self._segments[shard], size)
+                yield
 
     def view(self, spec: TensorSpec) -> memoryview:
-        if not spec.layout.nbytes:
+        if not spec.nbytes:
             return memoryview(b"")
-        return memoryview(self._maps[spec.shard])[spec.offset : spec.offset + spec.layout.nbytes]
+        return memoryview(self._maps[spec.shard])[spec.offset : spec.offset + spec.nbytes]
 
     def discard(self, shard: int) -> None:
         if shard in self._maps:
@@ -124,7 +173,11 @@ def missing_bytes(staging: Staging, manifest: Manifest) -> dict[int, int]:
 
 def verify(staging: Staging, manifest: Manifest) -> None:
     """Raises CorruptBytes naming the tensors whose bytes are not those promised. Slow: run it in a thread."""
-    wrong = [t for t in manifest.tensors if content_digest(staging.view(t)) != t.content_digest]
+    refuse_corrupt([t for t in manifest.tensors if content_digest(staging.view(t)) != t.content_digest])
+
+
+def refuse_corrupt(wrong: list[TensorSpec]) -> None:
+    """Raises CorruptBytes naming these tensors and their shards, if there are any."""
     if wrong:
         names = ", ".join(t.layout.name for t in wrong[:5])
         raise CorruptBytes(
@@ -137,6 +190,16 @@ def tensors(staging: Staging, manifest: Manifest) -> Iterator[tuple[TensorLayout
     """Layout and bytes of every tensor, in the manifest's order."""
     for spec in manifest.tensors:
         yield spec.layout, staging.view(spec)
+
+
+def need_memory(nbytes: int) -> None:
+    """Raises StagingFull when this machine has not so much left."""
+    free = available_memory()
+    if nbytes + MEMORY_RESERVE_BYTES > free:
+        raise StagingFull(
+            f"the update needs {nbytes / 1e6:.0f} MB to be staged and this machine has {free / 1e6:.0f} MB left: "
+            f"free memory, or publish through shared memory on one host"
+        )
 
 
 def available_memory() -> int:
@@ -158,9 +221,18 @@ def _field(path: Path, name: str) -> int:
     return next(int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == name)
 
 
+def _opened(open_source: Callable[[_Source, int], _Opened], source: _Source, nbytes: int) -> _Opened:
+    try:
+        return open_source(source, nbytes)
+    except FileNotFoundError as error:
+        raise WrongState(str(error)) from error
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+
+
 def _close(maps: dict[int, mmap.mmap]) -> None:
     for shard in list(maps):
         try:
             maps.pop(shard).close()
-        except BufferError:  # the engine still holds a view; the pages go when it does
+        except BufferError:  # somebody still holds a view; the pages go when it does
             pass

@@ -38,6 +38,8 @@ class ServerState:
         self.rejects_new_work = False
         self.versions = {BASE_POLICY: 0}
         self.wedged = False
+        self.asleep: frozenset[str] = frozenset()  # what gave its memory back, of "weights" and "kv_cache"
+        self.weights_lost = False  # discarded, and nothing was published since
         self.changed = Signal()
 
     def move(self, state: EngineState, *, rejects_new_work: bool = False) -> None:
@@ -46,6 +48,13 @@ class ServerState:
             return
         self.state, self.rejects_new_work = state, rejects_new_work
         self.changed.fire()
+
+    @property
+    def resting(self) -> EngineState | None:
+        """ASLEEP or AWAITING_WEIGHTS while the engine cannot make tokens whether or not it is paused, else None."""
+        if self.asleep:
+            return EngineState.ASLEEP
+        return EngineState.AWAITING_WEIGHTS if self.weights_lost else None
 
     @property
     def weight_version(self) -> int:

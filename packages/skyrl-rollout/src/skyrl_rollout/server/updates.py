@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from skyrl_rollout.errors import (
-    InvalidRequest,
-    ModelMismatch,
     UnknownUpdate,
     UpdateIdReused,
     VersionConflict,
+    VersionReused,
     WrongState,
 )
-from skyrl_rollout.weights.manifest import Manifest, TensorLayout, differences
+from skyrl_rollout.server.engine import CollectiveTransfer
+from skyrl_rollout.weights.manifest import Manifest
 
 UPDATES_KEPT = 64
-DIGEST_BYTES = 16
+POLICIES_REMEMBERED = 1024  # whose last version is known, so that it never goes back
 
 
 class UpdateState(enum.IntEnum):
@@ -33,7 +32,7 @@ class UpdateState(enum.IntEnum):
 
 
 MOVES = {
-    UpdateState.OPEN: {UpdateState.SEALED, UpdateState.ABORTED, UpdateState.COMMITTED},
+    UpdateState.OPEN: {UpdateState.SEALED, UpdateState.ABORTED},
     UpdateState.SEALED: {UpdateState.COMMITTING, UpdateState.ABORTED},
     UpdateState.COMMITTING: {UpdateState.COMMITTED, UpdateState.FAILED},
 }
@@ -52,15 +51,30 @@ class CommitReport:
 
 @dataclass
 class Update:
-    """transport: "inline" or "shm". segments: shard -> shared memory name. report: set by the commit."""
+    """transport: "inline", "shm", "file", or "collective" with its `transfer`. segments: shard -> shared memory name.
+    folder: names from the update root to the folder of files. report: set by the commit."""
 
     update_id: str
     manifest: Manifest
     transport: str
     compression: str = "none"
     segments: dict[int, str] = field(default_factory=dict)
+    folder: tuple[str, ...] = ()
+    transfer: CollectiveTransfer | None = None
+    lease_s: float = 300.0
     state: UpdateState = UpdateState.OPEN
     report: CommitReport | None = None
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether its bytes wait beside the live weights, where they can be checked."""
+        return self.transfer is None
+
+    @property
+    def content(self) -> tuple[object, ...] | None:
+        """Equal for two updates that lead to the same weights; None where nothing proves what the bytes are."""
+        m = self.manifest
+        return (m.digest, m.lora) if all(t.content_digest for t in m.tensors) else None
 
     @property
     def is_live(self) -> bool:
@@ -84,7 +98,7 @@ class UpdateBook:
 
     def __init__(self) -> None:
         self._updates: OrderedDict[str, Update] = OrderedDict()
-        self._committed: tuple[int, bytes] = (0, b"")
+        self._committed: OrderedDict[str, tuple[int, tuple[object, ...] | None]] = OrderedDict()
 
     @property
     def live(self) -> Update | None:
@@ -98,69 +112,59 @@ class UpdateBook:
             )
         return self._updates[update_id]
 
-    def begin(self, update: Update, *, current_version: int) -> tuple[Update, bool]:
+    def begin(self, update: Update, *, current_version: int, serves: bool = True) -> tuple[Update, bool]:
         """(the update, whether it is new). The same id with the same manifest attaches; content that is committed
-        already under its version comes back COMMITTED.
+        already under its version comes back COMMITTED where the server still `serves` it, else it may be loaded again.
 
-        Raises UpdateIdReused, VersionConflict, or WrongState while another update is live.
+        Raises UpdateIdReused, VersionReused, VersionConflict, or WrongState while another update is live.
         """
         known = self._updates.get(update.update_id)
         if known is not None:
-            if known.manifest.digest != update.manifest.digest or (
-                known.manifest.target_version != update.manifest.target_version
-            ):
+            if known.manifest != update.manifest:
                 raise UpdateIdReused(f"update id {update.update_id} was used for another manifest: mint a new one")
             return known, False
         target = update.manifest.target_version
-        if (target, update.manifest.digest) == self._committed:
+        version, content = self._committed.get(update.manifest.policy_id, (0, None))
+        is_committed = target == version and content is not None and content == update.content
+        if is_committed and serves:
             update.state = UpdateState.COMMITTED
             update.report = CommitReport(target, target)
-        elif target <= current_version:
-            raise VersionConflict(
-                f"target_version is {target} and version {current_version} is committed: versions only grow, publish "
-                f"as {current_version + 1}",
-                details={"current_version": str(current_version)},
-            )
+        elif not is_committed and target <= max(current_version, version):
+            raise _stale(update.manifest, max(current_version, version))
         elif (live := self.live) is not None:
             raise WrongState(
                 f"update {live.update_id} is {live.state.name}: abort or commit it before another begins",
                 details={"update_id": live.update_id},
             )
         self._updates[update.update_id] = update
-        while len(self._updates) > UPDATES_KEPT:
-            self._updates.popitem(last=False)
+        self._forget_ended()
         return update, True
 
     def committed(self, update: Update, report: CommitReport) -> None:
         update.move(UpdateState.COMMITTED)
         update.report = report
-        self._committed = (report.weight_version, update.manifest.digest)
+        policy_id = update.manifest.policy_id
+        self._committed[policy_id] = (report.weight_version, update.content)
+        self._committed.move_to_end(policy_id)
+        while len(self._committed) > POLICIES_REMEMBERED:
+            self._committed.popitem(last=False)
+
+    def _forget_ended(self) -> None:
+        ended = [u.update_id for u in self._updates.values() if not u.is_live]
+        for update_id in ended[: max(len(self._updates) - UPDATES_KEPT, 0)]:
+            del self._updates[update_id]
 
 
-def check_manifest(manifest: Manifest, claimed_digest: bytes, model: Sequence[TensorLayout]) -> None:
-    """Raises ModelMismatch naming every tensor that does not fit, InvalidRequest for a manifest at odds with itself."""
-    names = [t.layout.name for t in manifest.tensors]
-    if len(set(names)) != len(names):
-        twice = sorted({n for n in names if names.count(n) > 1})
-        raise InvalidRequest(f"the manifest names tensors twice: {', '.join(twice[:5])}")
-    wrong = differences((t.layout for t in manifest.tensors), model)
-    if wrong:
-        raise ModelMismatch(
-            f"{len(wrong)} tensors do not fit the served model: {'; '.join(wrong[:3])}",
-            violations=[("manifest.tensors[" + w.split(":", 1)[0] + "]", w) for w in wrong],
+def _stale(manifest: Manifest, current: int) -> VersionReused | VersionConflict:
+    details = {"current_version": str(current)}
+    if manifest.policy_id and manifest.target_version == current:
+        return VersionReused(
+            f"version {current} of policy {manifest.policy_id!r} was committed with other content: publish as "
+            f"{current + 1}",
+            details=details,
         )
-    bad = [t.layout.name for t in manifest.tensors if len(t.content_digest) != DIGEST_BYTES]
-    if bad:
-        raise InvalidRequest(f"content_digest must be {DIGEST_BYTES} bytes (xxh3-128): {', '.join(bad[:5])}")
-    if manifest.digest != claimed_digest:
-        raise InvalidRequest("manifest.digest is not the digest of the manifest's tensors")
-    _check_overlap(manifest)
-
-
-def _check_overlap(manifest: Manifest) -> None:
-    ends: dict[int, tuple[int, str]] = {}
-    for t in sorted(manifest.tensors, key=lambda t: (t.shard, t.offset)):
-        end, before = ends.get(t.shard, (0, ""))
-        if t.offset < end:
-            raise InvalidRequest(f"tensors {before} and {t.layout.name} overlap in shard {t.shard}")
-        ends[t.shard] = (t.offset + t.layout.nbytes, t.layout.name)
+    return VersionConflict(
+        f"target_version is {manifest.target_version} and version {current} is committed: versions only grow, publish "
+        f"as {current + 1}",
+        details=details,
+    )
