@@ -6,7 +6,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from skyrl_rollout.weights.arena import Arena
-from skyrl_rollout.weights.manifest import TensorLayout, content_digest
+from skyrl_rollout.weights.manifest import Manifest, TensorLayout, content_digest
 
 layouts = st.lists(
     st.tuples(st.sampled_from(["f32", "bf16", "i8"]), st.lists(st.integers(0, 5), max_size=3)), min_size=1, max_size=6
@@ -21,7 +21,7 @@ def bytes_of(layout: TensorLayout, seed: int) -> bytes:
 @given(layouts, st.booleans(), st.randoms(use_true_random=False))
 def test_every_tensor_lies_at_its_offset_with_its_digest_in_whatever_order_they_come(shapes, shared, order):
     layout = [TensorLayout(f"t{i}", dtype, tuple(shape)) for i, (dtype, shape) in enumerate(shapes)]
-    arena = Arena(layout, shared=shared)
+    arena = Arena(layout, shared=shared, shard_bytes=40)
     try:
         for seed in (1, 2):  # the second round writes over the first
             data = {t.name: bytes_of(t, seed + i) for i, t in enumerate(layout)}
@@ -29,12 +29,15 @@ def test_every_tensor_lies_at_its_offset_with_its_digest_in_whatever_order_they_
             for t in order.sample(layout, len(layout)):
                 arena.write(t.name, memoryview(data[t.name]))
             for spec in arena.specs():
-                where = bytes(arena.buffer[spec.offset : spec.offset + spec.layout.nbytes])
+                where = bytes(arena.view(spec))
                 assert where == data[spec.layout.name]
                 assert spec.content_digest == content_digest(where) and spec.offset % 64 == 0
-            chunks = list(arena.chunks(0, 7))
-            assert b"".join(bytes(c) for _, c in chunks) == bytes(arena.buffer)
-            assert [o for o, _ in chunks] == list(range(0, arena.nbytes, 7))
+            for shard, nbytes in arena.shard_nbytes.items():
+                chunks = list(arena.chunks(shard, 0, 7))
+                assert b"".join(bytes(c) for _, c in chunks) == bytes(arena.buffers[shard])
+                assert [o for o, _ in chunks] == list(range(0, nbytes, 7))
+            assert Manifest(1, arena.specs()).shard_nbytes() == arena.shard_nbytes
+            assert all(n < 40 + 500 for n in arena.shard_nbytes.values())
     finally:
         arena.close()
 

@@ -51,11 +51,15 @@ class Backoff:
 
 
 class Caller:
-    """Unary calls to one server: `await caller(stub.Pause, request, what="Pause", timeout_s=10)`."""
+    """Unary calls to one server: `await caller(stub.Pause, request, what="Pause", timeout_s=10)`.
 
-    def __init__(self, url: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+    away_s: how long it may be unreachable before a call fails (None: until its deadline).
+    """
+
+    def __init__(self, url: str, metadata: tuple[tuple[str, str], ...] = (), *, away_s: float | None = None) -> None:
         self.url = url
         self.metadata = metadata
+        self.away_s = away_s
 
     async def __call__(self, method: Callable[..., Any], request: object, *, what: str, timeout_s: float) -> Any:
         """Every request of the protocol is safe to send again (op ids, update ids), so a broken connection is retried
@@ -63,6 +67,7 @@ class Caller:
         loop = asyncio.get_running_loop()
         deadline, backoff = loop.time() + timeout_s, Backoff()
         last: RolloutError | None = None
+        away_since: float | None = None
         while (left := deadline - loop.time()) > 0:
             try:
                 return await method(request, timeout=left, metadata=self.metadata)
@@ -77,6 +82,9 @@ class Caller:
             last, wait = error, backoff.next_s(error.retry_after_s)
             if loop.time() + wait >= deadline:
                 break
+            away_since = (away_since or loop.time()) if isinstance(error, ServerUnreachable) else None
+            if self.away_s is not None and away_since is not None and loop.time() - away_since > self.away_s:
+                raise unreachable(self.url, what, self.away_s, last)
             await asyncio.sleep(wait)
         raise self._no_answer(what, timeout_s, last)
 

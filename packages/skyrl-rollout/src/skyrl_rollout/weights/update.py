@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -17,9 +18,11 @@ from skyrl_rollout.errors import (
     Cancelled,
     CorruptBytes,
     DeadlineExceeded,
+    ModelMismatch,
     OffsetHole,
     RolloutError,
     ServerUnreachable,
+    VersionConflict,
     WrongState,
     from_rpc_error,
 )
@@ -29,13 +32,15 @@ from skyrl_rollout.server_info import ServerInfo, info_from_pb
 from skyrl_rollout.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
 from skyrl_rollout.weights import inline
 from skyrl_rollout.weights.arena import Arena
-from skyrl_rollout.weights.manifest import Manifest
+from skyrl_rollout.weights.file import UpdateFolder
+from skyrl_rollout.weights.manifest import Manifest, TensorLayout, differences
 
 log = logging.getLogger(__name__)
 
 LEASE_MARGIN_S = 30.0
 LAST_WORD_S = 5.0  # for an abort, or for asking how a commit ended, when the time is already up
 _RESENDS = 3
+_SHOWN_DIFFERENCES = 20
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,15 @@ class PublishTarget:
     url: str
     trainer_epoch: int
     credentials: Credentials | None = None
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """What is sent to every server: the manifest, its bytes, and the folder that holds them for "file"."""
+
+    manifest: Manifest
+    arena: Arena
+    folder: UpdateFolder | None = None
 
 
 @dataclass
@@ -59,20 +73,25 @@ class Progress:
 
 @dataclass
 class ServerUpdate:
-    """Owns a channel for calls and, inline, one for bytes. Every step raises the server's typed error."""
+    """Owns a channel for calls and, inline, one per shard for bytes. Every step raises the server's typed error.
+
+    away_s: how long the server may be away before a step fails (None: until the deadline).
+    """
 
     target: PublishTarget
     deadline: Deadline
+    away_s: float | None = None
     update_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     progress: Progress = field(default_factory=Progress)
     transport: str = ""
+    compression: str = "none"
 
     def __post_init__(self) -> None:
         credentials = self.target.credentials or ANONYMOUS
         self._channel = open_channel(self.target.url, credentials)
         self._engine = control_pb2_grpc.EngineServiceStub(self._channel)
         self._weights = weights_pb2_grpc.WeightServiceStub(self._channel)
-        self._call = Caller(self.target.url, credentials.metadata())
+        self._call = Caller(self.target.url, credentials.metadata(), away_s=self.away_s)
         self.info: ServerInfo
 
     def _fence(self) -> control_pb2.Fence:
@@ -82,19 +101,41 @@ class ServerUpdate:
         """Fetches who answers there, its tensors and its committed version."""
         request = control_pb2.GetServerInfoRequest(client_minor=PROTOCOL_MINOR, client_build=build())
         what = "GetServerInfo"
-        pb = await self._call(self._engine.GetServerInfo, request, what=what, timeout_s=self.deadline.left_s(what))
+        left = self.deadline.left_s(what)
+        left = left if self.away_s is None else min(left, self.away_s)
+        pb = await self._call(self._engine.GetServerInfo, request, what=what, timeout_s=left)
         check_server(pb.protocol_minor, pb.server_build, self.target.url)
         self.info = info_from_pb(pb, self.target.url)
 
-    async def begin(self, manifest: Manifest, arena: Arena) -> None:
-        """Offers the manifest; the server checks it and takes memory, or refuses."""
+    def check(self, layout: Sequence[TensorLayout], version: int, *, may_equal: bool = False) -> None:
+        """Raises ModelMismatch, naming the tensors that differ, VersionConflict where the server is as far."""
+        info = self.info
+        wrong = differences(layout, info.model.tensors)
+        if wrong:
+            more = f"\n  and {len(wrong) - _SHOWN_DIFFERENCES} more" if len(wrong) > _SHOWN_DIFFERENCES else ""
+            listed = "".join(f"\n  {line}" for line in wrong[:_SHOWN_DIFFERENCES])
+            raise ModelMismatch(
+                f"{info.url} serves another model ({info.model.name}): {len(wrong)} tensors differ{listed}{more}\n"
+                "start the server with the trainer's model, or correct the url",
+                violations=[(line.partition(": ")[0], line.partition(": ")[2]) for line in wrong],
+            )
+        if version < info.weight_version + (not may_equal):
+            raise VersionConflict(
+                f"{info.url} serves version {info.weight_version}, and versions only grow: publish above it, "
+                f"not as {version}",
+                details={"current_version": str(info.weight_version)},
+            )
+
+    async def begin(self, cargo: Cargo) -> None:
+        """Offers the manifest; the server checks it and takes memory, or refuses. Content that is committed there
+        already needs nothing more."""
         left = self.deadline.left_s("BeginUpdate")
         request = weights_pb2.BeginUpdateRequest(
             fence=self._fence(),
             update_id=self.update_id,
-            manifest=wire.manifest_to_pb(manifest),
-            transport=self._transport_pb(arena),
-            compression=weights_pb2.COMPRESSION_NONE,
+            manifest=wire.manifest_to_pb(cargo.manifest),
+            transport=self._transport_pb(cargo),
+            compression=inline.COMPRESSIONS[self.compression if self.transport == "inline" else "none"],
         )
         request.lease.FromNanoseconds(int((left + LEASE_MARGIN_S) * 1e9))
         self.progress.begun = True  # before the call: a lost reply leaves an open update behind
@@ -104,7 +145,11 @@ class ServerUpdate:
             if not await self._clear(error):
                 raise
             reply = await self._call(self._weights.BeginUpdate, request, what="BeginUpdate", timeout_s=left)
-        self._chunk_bytes = inline.chunk_bytes(reply.chunk_bytes, self.info.limits.max_chunk_bytes)
+        if reply.state == weights_pb2.UPDATE_STATE_COMMITTED:
+            self.progress.committed = self.progress.ended = True
+        limits = (reply.chunk_bytes, self.info.limits.max_chunk_bytes)
+        self._chunk_bytes = inline.chunk_bytes(*limits, compression=self.compression)
+        self._parallel = asyncio.Semaphore(max(1, reply.max_parallel_shards))
 
     async def _clear(self, refusal: WrongState) -> bool:
         """Aborts the update that is in the way. The epoch says that it is this trainer's own: a connection that broke
@@ -118,22 +163,27 @@ class ServerUpdate:
         await self._call(self._weights.AbortUpdate, request, what="AbortUpdate", timeout_s=left)
         return True
 
-    def _transport_pb(self, arena: Arena) -> weights_pb2.Transport:
+    def _transport_pb(self, cargo: Cargo) -> weights_pb2.Transport:
         if self.transport == "inline":
             size = inline.chunk_bytes(self.info.limits.max_chunk_bytes)
             return weights_pb2.Transport(inline=weights_pb2.InlineTransport(chunk_bytes=size))
-        assert arena.segment is not None
-        segment = weights_pb2.ShmSegment(shard=0, name=arena.segment.name, nbytes=arena.nbytes)
-        shm = weights_pb2.ShmTransport(namespace_id=self.info.shm_namespace_id, segments=[segment])
+        if self.transport == "file":
+            assert cargo.folder is not None
+            return weights_pb2.Transport(file=weights_pb2.FileTransport(uri=cargo.folder.uri))
+        segments = [
+            weights_pb2.ShmSegment(shard=shard, name=segment.name, nbytes=cargo.arena.shard_nbytes[shard])
+            for shard, segment in cargo.arena.segments.items()
+        ]
+        shm = weights_pb2.ShmTransport(namespace_id=self.info.shm_namespace_id, segments=segments)
         return weights_pb2.Transport(shm=shm)
 
-    async def transfer(self, arena: Arena) -> None:
+    async def transfer(self, cargo: Cargo) -> None:
         """Moves the bytes, starting again where the server stopped when a connection breaks or a chunk is damaged."""
         once = self._upload if self.transport == "inline" else self._pull
         backoff, resends = Backoff(), 0
         while True:
             try:
-                return await once(arena)
+                return await once(cargo.arena)
             except grpc.aio.AioRpcError as raised:
                 error = from_rpc_error(raised, endpoint=self.target.url)
             if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -147,21 +197,35 @@ class ServerUpdate:
             await asyncio.sleep(min(wait, self.deadline.left_s(f"the {self.transport} transfer ({error})")))
 
     async def _upload(self, arena: Arena) -> None:
-        start = (await self._ask()).durable_offsets.get(0, 0)
-        if start >= arena.nbytes:
-            return  # all had arrived when the connection broke
-        channel = open_channel(self.target.url, self.target.credentials)
+        """The shards side by side, as many as the server takes; the first error ends the others."""
+        durable = (await self._ask()).durable_offsets
+        missing = {n: durable.get(n, 0) for n, nbytes in arena.shard_nbytes.items() if durable.get(n, 0) < nbytes}
+        shards = [asyncio.ensure_future(self._upload_shard(arena, n, start)) for n, start in missing.items()]
         try:
-            upload = weights_pb2_grpc.WeightServiceStub(channel).UploadChunks
-            reply = await upload(
-                inline.requests(arena, self.update_id, start, self._chunk_bytes),
-                timeout=self.deadline.left_s("UploadChunks"),
-                metadata=self._call.metadata,
-            )
+            await asyncio.gather(*shards)
         finally:
-            await channel.close()
-        if reply.durable_offset != arena.nbytes:
-            raise CorruptBytes(f"{self.target.url} holds {reply.durable_offset} of {arena.nbytes} bytes after the last")
+            for shard in shards:
+                shard.cancel()
+            await asyncio.gather(*shards, return_exceptions=True)
+
+    async def _upload_shard(self, arena: Arena, shard: int, start: int) -> None:
+        async with self._parallel:
+            channel = open_channel(self.target.url, self.target.credentials)
+            try:
+                reply = await inline.upload_call(channel)(
+                    inline.messages(
+                        arena, self.update_id, shard, start, size=self._chunk_bytes, compression=self.compression
+                    ),
+                    timeout=self.deadline.left_s("UploadChunks"),
+                    metadata=self._call.metadata,
+                )
+            finally:
+                await channel.close()
+        nbytes = arena.shard_nbytes[shard]
+        if reply.durable_offset != nbytes:
+            raise CorruptBytes(
+                f"{self.target.url} holds {reply.durable_offset} of the {nbytes} bytes of shard {shard} after the last"
+            )
 
     async def _pull(self, arena: Arena) -> None:
         call = self._weights.PullUpdate(
@@ -172,7 +236,7 @@ class ServerUpdate:
         async for _ in call:
             pass
 
-    async def seal(self, arena: Arena) -> None:
+    async def seal(self, cargo: Cargo) -> None:
         """The server verifies every digest; bytes damaged on their way are sent once more. Raises CorruptBytes."""
         request = weights_pb2.SealUpdateRequest(fence=self._fence(), update_id=self.update_id)
         what = "SealUpdate"
@@ -182,15 +246,20 @@ class ServerUpdate:
             if self.transport != "inline":
                 raise
             log.warning("%s: %s; sending again", self.target.url, error)
-            await self.transfer(arena)
+            await self.transfer(cargo)
             reply = await self._call(self._weights.SealUpdate, request, what=what, timeout_s=self.deadline.left_s(what))
         if reply.state != weights_pb2.UPDATE_STATE_SEALED:
             raise RolloutError(f"{self.target.url} answered SealUpdate with state {_state_name(reply.state)}")
 
-    async def commit(self) -> None:
-        """Switches the served weights. A lost reply is asked for again; committing twice moves the version once."""
+    def version_of(self, policy_id: str) -> int:
+        """The version of a policy that the server reported; 0 where it has none."""
+        return self.info.weight_versions.get(policy_id, 0)
+
+    async def commit(self, policy_id: str = "") -> None:
+        """Switches the served weights of a policy. A lost reply is asked for again; committing twice moves the version
+        once."""
         request = weights_pb2.CommitUpdateRequest(
-            fence=self._fence(), update_id=self.update_id, expected_version=self.info.weight_version
+            fence=self._fence(), update_id=self.update_id, expected_version=self.version_of(policy_id)
         )
         try:
             left = self.deadline.left_s("CommitUpdate")
