@@ -15,7 +15,15 @@ from raw_calls import RawCalls, fence
 from skyrl_rollout import wire
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.v1 import weights_pb2 as pb
-from skyrl_rollout.weights.manifest import Manifest, TensorLayout, content_digest, place
+from skyrl_rollout.weights.manifest import (
+    Lora,
+    Manifest,
+    TensorLayout,
+    TensorSpec,
+    content_digest,
+    fingerprint,
+    place,
+)
 from skyrl_rollout.weights.shm import namespace_id
 
 VOCAB = 64
@@ -24,6 +32,11 @@ LAYOUT = (
     TensorLayout("model.embed_tokens.weight", "f32", (VOCAB, 16)),
     TensorLayout("model.norm.weight", "f32", (16,)),
 )
+ADAPTER = (
+    TensorLayout("base_model.model.model.embed_tokens.lora_A.weight", "f32", (1, 16)),
+    TensorLayout("base_model.model.model.embed_tokens.lora_B.weight", "f32", (VOCAB, 1)),
+)
+LORA = Lora(fingerprint(LAYOUT), 1, 2.0, ("embed_tokens",))
 FORCING = 1000.0  # a bias no other logit can reach
 
 
@@ -57,6 +70,39 @@ def draft(
             view[:] = np.ascontiguousarray(value).tobytes()
         done.append(replace(spec, content_digest=content_digest(view)))
     return Draft(Manifest(version, tuple(done)), shard)
+
+
+def delta_draft(
+    version: int, base: int, changes: dict[str, tuple[list[int], np.ndarray]], whole: dict[str, np.ndarray]
+) -> Draft:
+    """Changed elements by tensor name: indices and values; `whole` is what the tensors must be afterwards."""
+    shapes, specs, shard = {t.name: t for t in LAYOUT}, [], bytearray()
+    for name, (indices, values) in changes.items():
+        data = np.array(indices, "<i4").tobytes() + values.tobytes()
+        digest = content_digest(np.ascontiguousarray(whole[name]).tobytes())
+        specs.append(TensorSpec(shapes[name], 0, len(shard), digest, len(data)))
+        shard += data
+    return Draft(Manifest(version, tuple(specs), base_version=base), shard)
+
+
+def adapter_draft(
+    policy_id: str, version: int, token: int, *, lora: Lora | None = None, layout: tuple[TensorLayout, ...] = ADAPTER
+) -> Draft:
+    """An adapter under which the canary server says nothing but `token`, whatever the base says."""
+    up = np.zeros((VOCAB, 1), "<f4")
+    up[token] = 4 * FORCING
+    d = draft(version, {ADAPTER[1].name: up} if layout == ADAPTER else {}, layout)
+    d.manifest = replace(d.manifest, policy_id=policy_id, lora=lora or LORA)
+    return d
+
+
+def in_shards(d: Draft) -> tuple[Draft, list[bytes]]:
+    """The same update with a shard per tensor, and the bytes of each."""
+    specs, shards = [], []
+    for i, t in enumerate(d.manifest.tensors):
+        shards.append(bytes(d.shard[t.offset : t.offset + t.nbytes]))
+        specs.append(replace(t, shard=i, offset=0))
+    return replace(d, manifest=replace(d.manifest, tensors=tuple(specs))), shards
 
 
 async def begin(calls: RawCalls, epoch: int, d: Draft, **fields: object) -> pb.BeginUpdateResponse:
@@ -105,12 +151,17 @@ async def staged(calls: RawCalls, epoch: int, d: Draft) -> Draft:
 async def published(calls: RawCalls, epoch: int, d: Draft, **fields: object) -> pb.CommitUpdateResponse:
     """Staged and committed over the version before."""
     await staged(calls, epoch, d)
-    return await commit(calls, epoch, d.update_id, await version(calls), **fields)
+    return await commit(calls, epoch, d.update_id, await version(calls, d.manifest.policy_id), **fields)
 
 
-async def version(calls: RawCalls) -> int:
+async def version(calls: RawCalls, policy_id: str = "") -> int:
+    """0 for an adapter that is not loaded."""
+    return (await versions(calls)).get(policy_id, 0)
+
+
+async def versions(calls: RawCalls) -> dict[str, int]:
     info = await calls.engine.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=10)
-    return info.weight_versions[""]
+    return dict(info.weight_versions)
 
 
 async def state(calls: RawCalls, update_id: str) -> str:
@@ -134,6 +185,10 @@ def shm_file(data: bytes, name: str | None = None) -> Iterator[str]:
 def shm_transport(name: str, nbytes: int, namespace: str | None = None) -> pb.Transport:
     segment = pb.ShmSegment(shard=0, name=name, nbytes=nbytes)
     return pb.Transport(shm=pb.ShmTransport(namespace_id=namespace or namespace_id(), segments=[segment]))
+
+
+async def abort(calls: RawCalls, epoch: int, update_id: str) -> pb.AbortUpdateResponse:
+    return await calls.weights.AbortUpdate(pb.AbortUpdateRequest(fence=fence(epoch), update_id=update_id), timeout=10)
 
 
 async def pull(calls: RawCalls, epoch: int, update_id: str) -> list[pb.PullUpdateResponse]:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from raw_calls import RawCalls, ask, refused
+from raw_updates import abort, begin, commit, draft, flipped, forcing, in_shards, pull, seal, version
+from skyrl_rollout.reference.process import ReferenceServer, reference_command
+from skyrl_rollout.v1 import control_pb2
+from skyrl_rollout.v1 import weights_pb2 as pb
 from skyrl_rollout.weights.file import UpdateFolder, folder_below, open_shard
 
 
@@ -74,3 +81,103 @@ def test_links_fifos_and_short_files_are_not_read(tmp_path: Path) -> None:
             open_shard(root, (folder,), shard, 7)
     with pytest.raises(FileNotFoundError, match="write every shard"):
         open_shard(root, ("inside",), 4, 7)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("updates")
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[ReferenceServer]:
+    with ReferenceServer("--logits", "canary", "--update-root", str(root)) as process:
+        yield process
+
+
+def at(uri: str) -> pb.Transport:
+    return pb.Transport(file=pb.FileTransport(uri=uri))
+
+
+async def test_an_update_in_files_is_copied_checked_and_committed(calls: RawCalls, epoch: int, root: Path) -> None:
+    now = await version(calls)
+    d, shards = in_shards(draft(now + 1, forcing(40)))
+    folder = UpdateFolder(root)
+    for shard, data in enumerate(shards):
+        folder.write(shard, data)
+    await begin(calls, epoch, d, transport=at(folder.uri))
+    told = await pull(calls, epoch, d.update_id)
+    folder.close()
+    assert [m.phase for m in told][:1] + [m.phase for m in told][-2:] == [
+        pb.PullUpdateResponse.PHASE_READY,
+        pb.PullUpdateResponse.PHASE_PROGRESS,
+        pb.PullUpdateResponse.PHASE_SOURCE_RELEASED,
+    ]
+    assert told[-1].bytes_done == told[-1].bytes_total == sum(map(len, shards))
+    await seal(calls, epoch, d.update_id)
+    await commit(calls, epoch, d.update_id, now)
+    assert (await calls.generate(ask(3))).tokens() == [40] * 3
+    assert list(root.iterdir()) == []
+
+
+async def test_a_file_that_is_missing_or_short_can_be_written_and_pulled_again(
+    calls: RawCalls, epoch: int, root: Path
+) -> None:
+    now = await version(calls)
+    d = draft(now + 1, forcing(41))
+    folder = UpdateFolder(root)
+    await begin(calls, epoch, d, transport=at(folder.uri))
+    missing = await refused(pull(calls, epoch, d.update_id))
+    folder.write(0, bytes(d.shard[:100]))
+    short = await refused(pull(calls, epoch, d.update_id))
+    incomplete = await refused(seal(calls, epoch, d.update_id))
+    folder.write(0, bytes(d.shard))
+    await pull(calls, epoch, d.update_id)
+    await pull(calls, epoch, d.update_id)
+    await seal(calls, epoch, d.update_id)
+    await commit(calls, epoch, d.update_id, now)
+    folder.close()
+    assert (missing.code, missing.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
+    assert (short.code, "100 bytes" in short.message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    assert incomplete.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert (await calls.generate(ask(3))).tokens() == [41] * 3
+
+
+async def test_a_rotten_file_is_found_at_the_seal(calls: RawCalls, epoch: int, root: Path) -> None:
+    now = await version(calls)
+    good = draft(now + 1, forcing(42))
+    folder = UpdateFolder(root)
+    folder.write(0, bytes(flipped(good).shard))
+    await begin(calls, epoch, good, transport=at(folder.uri))
+    await pull(calls, epoch, good.update_id)
+    assert (await refused(seal(calls, epoch, good.update_id))).code is grpc.StatusCode.DATA_LOSS
+    folder.write(0, bytes(good.shard))
+    await pull(calls, epoch, good.update_id)
+    await seal(calls, epoch, good.update_id)
+    await abort(calls, epoch, good.update_id)
+    folder.close()
+    assert await version(calls) == now
+
+
+async def test_a_server_reads_nothing_outside_its_root_and_follows_no_link(
+    calls: RawCalls, epoch: int, root: Path, tmp_path: Path
+) -> None:
+    d = draft(await version(calls) + 1)
+    (tmp_path / "shard-0.bin").write_bytes(d.shard)
+    outside = await refused(begin(calls, epoch, d, transport=at(tmp_path.as_uri())))
+    assert (outside.code, str(root) in outside.message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    link = root / "link"
+    link.symlink_to(tmp_path)
+    await begin(calls, epoch, d, transport=at(link.as_uri()))
+    followed = await refused(pull(calls, epoch, d.update_id))
+    await abort(calls, epoch, d.update_id)
+    link.unlink()
+    assert (followed.code, "links are not followed" in followed.message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_files_are_taken_only_where_the_server_has_a_root(calls: RawCalls) -> None:
+    info = await calls.engine.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=5)
+    assert "file" in info.capabilities.transports
+    done = subprocess.run(
+        [*reference_command(), "--update-root", "not/absolute"], capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, "--update-root" in done.stderr) == (2, True)

@@ -16,6 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from raw_calls import RawCalls, ask, fence, raw_calls, refused
 from raw_updates import (
     LAYOUT,
+    abort,
     begin,
     chunk,
     commit,
@@ -329,7 +330,3 @@ async def test_kinds_and_transports_that_are_not_offered_are_named(
 
 def maps(server: ReferenceServer) -> str:
     return Path(f"/proc/{server.process.pid}/maps").read_text()
-
-
-async def abort(calls: RawCalls, epoch: int, update_id: str) -> pb.AbortUpdateResponse:
-    return await calls.weights.AbortUpdate(pb.AbortUpdateRequest(fence=fence(epoch), update_id=update_id), timeout=10)
