@@ -12,7 +12,6 @@ from skyrl_rollout.errors import (
     DeadlineExceeded,
     Fenced,
     InvalidRequest,
-    MissingCapability,
     ProtocolMismatch,
     RequestIdReused,
     ServerUnreachable,
@@ -60,12 +59,6 @@ async def test_progress_counts_tokens_up_to_the_last(client):
     sampling = Sampling(max_tokens=150, seed=1, ignore_eos=True)
     await client.generate([5], sampling, mode=RAW, num_samples=2, timeout_s=10, on_progress=seen.append)
     assert seen == sorted(seen) and seen[-1] == 300 and len(set(seen)) > 3
-
-
-async def test_what_the_server_does_not_offer_is_refused_by_name_before_it_is_sent(client):
-    with pytest.raises(MissingCapability, match=r"stopping at \['###'\].*capability stop_strings") as refused:
-        await client.generate([1], Sampling(stop_strings=("###",)), mode=RAW, timeout_s=10)
-    assert refused.value.details == {"capability": "stop_strings"}
 
 
 async def test_what_the_server_refuses_says_which_field_and_why(client):

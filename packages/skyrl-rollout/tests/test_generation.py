@@ -140,6 +140,11 @@ async def test_max_tokens_beyond_the_context_ends_with_length(server: ReferenceS
         ({"sampling": {"logit_bias": {99: 1.0}}}, "logit_bias"),
         ({"detach_grace": Duration(seconds=-1)}, "detach_grace"),
         ({"extras": [77]}, "extras"),
+        ({"logprobs": pb.LogprobOptions(top_k=65)}, "logprobs.top_k is 65, the limit is 64"),
+        ({"logprobs": pb.LogprobOptions(top_k=64), "num_samples": 300, "max_tokens": 4000}, "lower logprobs.top_k"),
+        ({"sampling": {"stop_strings": [""]}}, "stop_strings"),
+        ({"sampling": {"stop_strings": ["x" * 1025]}}, "stop_strings"),
+        ({"sampling": {"stop_strings": ["x"] * 65}}, "stop_strings"),
     ],
 )
 async def test_a_wrong_field_is_refused_by_name(server: ReferenceServer, change: dict, named: str) -> None:
@@ -147,25 +152,6 @@ async def test_a_wrong_field_is_refused_by_name(server: ReferenceServer, change:
         error = await refused(calls.stream(ask(**change)))
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert named in error.message
-
-
-@pytest.mark.parametrize(
-    ("change", "capability"),
-    [
-        ({"extras": [pb.EXTRA_ROUTED_EXPERTS]}, "extras"),
-        ({"priority": 1}, "priority"),
-        ({"logprobs": pb.LogprobOptions(top_k=5)}, "max_top_logprobs"),
-        ({"logprobs": pb.LogprobOptions(prompt_last_n=1)}, "prompt_logprobs"),
-        ({"sampling": {"stop_strings": ["x"]}}, "stop_strings"),
-    ],
-)
-async def test_what_is_not_offered_is_refused_with_the_name_of_the_capability(
-    server: ReferenceServer, change: dict, capability: str
-) -> None:
-    async with raw_calls(server) as calls:
-        error = await refused(calls.stream(ask(**change)))
-    assert (error.code, error.reason) == (grpc.StatusCode.UNIMPLEMENTED, "CAPABILITY")
-    assert error.details["capability"] == capability
 
 
 async def test_an_unlisted_backend_option_is_refused_and_an_unknown_field_ignored(server: ReferenceServer) -> None:
@@ -176,11 +162,9 @@ async def test_an_unlisted_backend_option_is_refused_and_an_unknown_field_ignore
         unknown = pb.GenerateRequest.FromString(ask(4).SerializeToString() + b"\xf8\x3e\x01")
         answer = await calls.generate(unknown)
         adapter = await refused(calls.stream(ask(policy_id="lora-1")))
-        score = await refused(calls.rollout.Score(pb.ScoreRequest(), timeout=5))
     assert error.details["capability"] == "backend_options"
     assert answer.reason() == "LENGTH"
     assert adapter.code is grpc.StatusCode.NOT_FOUND
-    assert score.details["capability"] == "score"
 
 
 async def test_two_calls_with_one_id_share_one_execution(slow: ReferenceServer) -> None:

@@ -15,7 +15,7 @@ from skyrl_rollout.reference.engine import ReferenceEngine
 from skyrl_rollout.reference.logits import LogitTable, canary_bias
 from skyrl_rollout.reference.model import ModelFolder, to_float64
 from skyrl_rollout.reference.sampling import draw_plain, draw_shaped, log_softmax, penalised, truncated
-from skyrl_rollout.server.engine import EngineRequest, TokensMade
+from skyrl_rollout.server.engine import EngineRequest, SampleEnded, TokensMade
 from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling
 from skyrl_rollout.weights.manifest import TensorLayout
 
@@ -33,7 +33,7 @@ async def run(engine: ReferenceEngine, request_id: str = "r", num_samples: int =
         if isinstance(item, TokensMade):
             ids[item.sample_index] += item.token_ids.tolist()
             logprobs[item.sample_index] += item.logprobs.tolist()
-        else:
+        elif isinstance(item, SampleEnded):
             ends[item.sample_index] = item
     return ids, logprobs, ends
 
@@ -110,7 +110,8 @@ async def test_closing_the_iterator_frees_the_slot() -> None:
     engine = ReferenceEngine(max_running=1)
     request = EngineRequest("a", PROMPT, Sampling(max_tokens=10**6, ignore_eos=True, seed=0), LogprobMode.RAW, 1, "")
     stream = engine.generate(request)
-    await anext(stream)
+    while not isinstance(await anext(stream), TokensMade):
+        pass
     assert engine.load().running == 1
     await stream.aclose()
     assert engine.load().running == 0
@@ -189,10 +190,10 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
     logits = np.array([2.0, 1.0, 0.0, -1.0])
     u = (np.arange(20000) + 0.5) / 20000
     rows = np.broadcast_to(logits, (len(u), 4))
-    tokens, logprobs = draw_plain(rows, np.full(len(u), 0.7), np.zeros(len(u), bool), u)
+    tokens, reported = draw_plain(rows, np.full(len(u), 0.7), np.zeros(len(u), bool), u)
     expected = np.exp(log_softmax(logits / 0.7))
     np.testing.assert_allclose(np.bincount(tokens) / len(u), expected, atol=1e-4)
-    np.testing.assert_allclose(np.exp(logprobs), expected[tokens])
+    np.testing.assert_allclose(np.exp(reported), np.broadcast_to(expected, reported.shape))
 
 
 @settings(max_examples=60, deadline=None)
@@ -208,15 +209,15 @@ def test_a_truncated_distribution_is_renormalised_and_holds_what_is_drawn(
 ) -> None:
     s = Sampling(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
     x = np.array(logits)
-    token, logprob = draw_shaped(x, s, LogprobMode.SAMPLING, u, prompt=PROMPT, output=[], forbidden=())
+    token, reported, drawn_from = draw_shaped(x, s, LogprobMode.SAMPLING, u, prompt=PROMPT, output=[], forbidden=())
     kept = truncated(x / 0.8, s)
     assert np.isfinite(kept[token])
     assert np.isfinite(kept).sum() >= 1
     if 0 < top_k < len(x) and len(set(logits)) == len(logits):
         assert np.isfinite(kept).sum() <= top_k
-    assert logprob == log_softmax(kept)[token]
+    assert reported.tolist() == drawn_from.tolist() == log_softmax(kept).tolist()
     raw = draw_shaped(x, s, LogprobMode.RAW, u, prompt=PROMPT, output=[], forbidden=())
-    assert raw == (token, log_softmax(x)[token])
+    assert (raw.token, raw.logprobs_V.tolist()) == (token, log_softmax(x).tolist())
 
 
 def test_penalties_follow_their_formulas() -> None:

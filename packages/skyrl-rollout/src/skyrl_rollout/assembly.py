@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from skyrl_rollout.columns import joined_extras, joined_top
 from skyrl_rollout.errors import CorruptBytes
 from skyrl_rollout.events import Delta, Event, Heartbeat, SampleFinished, Started
-from skyrl_rollout.tokens import FinishReason, Generation, LogprobMode, Sample, VersionSpan
+from skyrl_rollout.tokens import FinishReason, Generation, LogprobMode, Sample, TopK, VersionSpan
 from skyrl_rollout.versions import versions_per_token
 from skyrl_rollout.weights.manifest import content_digest
 
@@ -17,11 +19,13 @@ from skyrl_rollout.weights.manifest import content_digest
 class _OpenSample:
     """The parts of one sample that have arrived; arrays are joined once, at its end."""
 
-    __slots__ = ("ids", "logprobs", "num_tokens", "spans")
+    __slots__ = ("extras", "ids", "logprobs", "num_tokens", "spans", "tops")
 
     def __init__(self) -> None:
         self.ids: list[np.ndarray] = []
         self.logprobs: list[np.ndarray] = []
+        self.tops: list[TopK | None] = []
+        self.extras: list[Mapping[str, np.ndarray]] = []
         self.spans: list[VersionSpan] = []
         self.num_tokens = 0
 
@@ -33,6 +37,8 @@ class _OpenSample:
             )
         self.ids.append(delta.token_ids)
         self.logprobs.append(delta.logprobs)
+        self.tops.append(delta.top)
+        self.extras.append(delta.extras)
         self.num_tokens += n
         last = self.spans[-1] if self.spans else None
         if last and (last.weight_version, last.oldest_kv_version) == (delta.weight_version, delta.oldest_kv_version):
@@ -40,15 +46,32 @@ class _OpenSample:
         elif n:
             self.spans.append(VersionSpan(delta.offset, n, delta.weight_version, delta.oldest_kv_version))
 
+    def beside(self, where: str) -> dict[str, Any]:
+        """The fields of Sample that travel beside the tokens. Raises CorruptBytes where a part lacks one."""
+        try:
+            return {"top": joined_top(self.tops), "extras": joined_extras(self.extras)}
+        except ValueError as error:
+            raise CorruptBytes(f"{where}: {error}") from None
+
 
 class Assembly:
     """Takes events in order; `generation` is there once every sample has finished."""
 
-    def __init__(self, request_id: str, prompt_bytes: bytes, num_samples: int, mode: LogprobMode) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        prompt_bytes: bytes,
+        num_samples: int,
+        mode: LogprobMode,
+        *,
+        top_logprobs: int | None = None,
+    ) -> None:
+        """top_logprobs: how many were asked for; None: as many as come."""
         self.request_id = request_id
         self._prompt_digest = content_digest(prompt_bytes)
         self.num_samples = num_samples
         self._mode = mode
+        self._top_logprobs = top_logprobs
         self.num_restarts = 0
         self._reset(None)
 
@@ -107,6 +130,12 @@ class Assembly:
         unknown = int(np.count_nonzero(np.isnan(logprobs)))
         if unknown != event.invalid_logprobs:
             raise CorruptBytes(f"{where}: {event.invalid_logprobs} logprobs are said to be unknown, {unknown} are")
+        beside = parts.beside(where)
+        arrived = 0 if beside["top"] is None else beside["top"].token_ids.shape[1]
+        if self._top_logprobs is not None and len(ids) and arrived != self._top_logprobs:
+            raise CorruptBytes(
+                f"{where}: the top {self._top_logprobs} logprobs were asked for, the top {arrived} arrived"
+            )
         self._samples[event.sample_index] = Sample(
             token_ids=ids,
             logprobs=logprobs,
@@ -117,6 +146,7 @@ class Assembly:
             invalid_logprobs=event.invalid_logprobs,
             num_preemptions=event.num_preemptions,
             instance_ids=self._instances(),
+            **beside,
         )
 
     @property
@@ -129,7 +159,7 @@ class Assembly:
         if index in self._samples:
             return self._samples[index]
         parts, ids = self._open[index], _joined(self._open[index].ids, np.int32)
-        logprobs = _joined(parts.logprobs, np.float32)
+        logprobs, where = _joined(parts.logprobs, np.float32), f"request {self.request_id}, sample {index}"
         return Sample(
             token_ids=ids,
             logprobs=logprobs,
@@ -138,6 +168,7 @@ class Assembly:
             spans=tuple(parts.spans),
             invalid_logprobs=int(np.count_nonzero(np.isnan(logprobs))),
             instance_ids=self._instances(),
+            **parts.beside(where),
         )
 
     def has_finished(self, index: int) -> bool:
@@ -170,6 +201,7 @@ class Assembly:
             effective=self._started.effective,
             mode=self._started.mode,
             cached_prompt_tokens=self._started.cached_prompt_tokens,
+            prompt_logprobs=self._started.prompt_logprobs,
             num_restarts=self.num_restarts + num_restarts,
             num_moves=num_moves,
             num_kept_tokens=num_kept_tokens,

@@ -7,6 +7,8 @@ import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -20,19 +22,16 @@ from skyrl_rollout.channel import KEEPALIVE_INTERVAL_MS, open_channel
 from skyrl_rollout.errors import DeadlineExceeded, ServerUnreachable, from_rpc_error
 from skyrl_rollout.events import Event
 from skyrl_rollout.protocol import NEEDED_SERVER_MINOR, PROTOCOL_MINOR, build, check_server
-from skyrl_rollout.security import ANONYMOUS, Credentials
+from skyrl_rollout.requests import GenerateOptions, check_offered, check_top, generate_request
+from skyrl_rollout.scoring import score_request, scores_from_pb
+from skyrl_rollout.security import Credentials
 from skyrl_rollout.server_info import ServerInfo, info_from_pb
 from skyrl_rollout.status import ServerStatus, status_from_pb
-from skyrl_rollout.tokens import Generation, LogprobMode, Sampling
+from skyrl_rollout.tokens import Generation, LogprobMode, Sampling, Scores
 from skyrl_rollout.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
 
 CALL_TIMEOUT_S = 10.0
-DETACH_GRACE_S = 60.0
-TOKENS_PER_EVENT = 64
-_ON_COMMIT = {
-    "continue": generation_pb2.VersionPolicy.ON_COMMIT_CONTINUE,
-    "stop": generation_pb2.VersionPolicy.ON_COMMIT_STOP,
-}
+DEFAULT_OPTIONS = GenerateOptions()
 
 
 class RolloutClient:
@@ -42,7 +41,7 @@ class RolloutClient:
         self.url = url
         self._credentials = credentials
         self._heartbeat_s = heartbeat_s
-        self._caller = Caller(url, credentials.metadata())
+        self._caller = Caller(url, credentials)
         self._cleanups: set[asyncio.Task[None]] = set()
         self.info: ServerInfo
         self._open(KEEPALIVE_INTERVAL_MS)
@@ -66,9 +65,10 @@ class RolloutClient:
     ) -> RolloutClient:
         """Dials, asks who is there and checks the protocol version.
 
+        credentials: None shows what the environment names (`security.ENVIRONMENT`).
         Raises ValueError for a bad url, ServerUnreachable within `timeout_s`, ProtocolMismatch naming both versions.
         """
-        client = cls(url, credentials or ANONYMOUS, heartbeat_s)
+        client = cls(url, credentials or Credentials.from_environment(), heartbeat_s)
         try:
             try:
                 info = await client.refresh(timeout_s=timeout_s)
@@ -100,32 +100,27 @@ class RolloutClient:
         self,
         prompt_token_ids: Sequence[int] | np.ndarray,
         sampling: Sampling,
+        options: GenerateOptions = DEFAULT_OPTIONS,
         *,
         mode: LogprobMode,
         timeout_s: float,
-        num_samples: int = 1,
         request_id: str | None = None,
-        min_weight_version: int | None = None,
-        on_commit: str = "continue",
-        detach_grace_s: float = DETACH_GRACE_S,
-        unreachable_s: float | None = None,
         on_progress: Callable[[int], None] | None = None,
+        **changes: Any,
     ) -> Generation:
         """Continues a prompt and returns every sample with its ids, logprobs and versions, each verified.
 
-        min_weight_version: waits until it is committed. on_commit: "continue" under new weights, or "stop" there.
-        detach_grace_s: how long the server keeps working while the connection is broken; 0: a break is an error.
-        unreachable_s: how long the server may stay away (default: until the timeout). on_progress: called with the
-        number of tokens so far; without it tokens come in one message per sample. Raises MissingCapability before
-        anything is sent, else what `AttachedStream.events` raises. Leaving early aborts the work.
+        changes: fields of `GenerateOptions`, put over `options`. on_progress: called with the number of tokens so far;
+        without it tokens come in one message per sample. Raises MissingCapability before anything is sent, else what
+        `AttachedStream.events` raises. Leaving early aborts the work.
         """
+        options = replace(options, **changes, final_only=on_progress is None)
         request_id = request_id or str(uuid.uuid4())
-        assembly = Assembly(request_id, wire.token_bytes(prompt_token_ids), num_samples, mode)
+        prompt = wire.token_bytes(prompt_token_ids)
+        assembly = Assembly(request_id, prompt, options.num_samples, mode, top_logprobs=options.top_logprobs)
         events = self.generate_events(
-            prompt_token_ids, sampling, mode=mode, timeout_s=timeout_s, num_samples=num_samples, request_id=request_id,
-            min_weight_version=min_weight_version, on_commit=on_commit, detach_grace_s=detach_grace_s,
-            unreachable_s=unreachable_s, final_only=on_progress is None,
-        )  # fmt: skip
+            prompt_token_ids, sampling, options, mode=mode, timeout_s=timeout_s, request_id=request_id
+        )
         async with aclosing(events):
             async for event in events:
                 assembly.add(event)
@@ -137,75 +132,57 @@ class RolloutClient:
         self,
         prompt_token_ids: Sequence[int] | np.ndarray,
         sampling: Sampling,
+        options: GenerateOptions = DEFAULT_OPTIONS,
         *,
         mode: LogprobMode,
         timeout_s: float,
-        num_samples: int = 1,
         request_id: str | None = None,
-        min_weight_version: int | None = None,
-        on_commit: str = "continue",
-        detach_grace_s: float = DETACH_GRACE_S,
-        unreachable_s: float | None = None,
-        tokens_per_event: int = TOKENS_PER_EVENT,
-        max_event_delay_s: float | None = None,
-        final_only: bool = False,
-        restarts: bool = True,
+        **changes: Any,
     ) -> AsyncGenerator[Event, None]:
         """The events behind `generate`, as they come: Started, Delta, SampleFinished, Heartbeat.
 
-        A second `Started` says that the server was replaced and the run began anew; with restarts=False that is
-        ServerReplaced instead. A Delta comes every `tokens_per_event` tokens, or after `max_event_delay_s` (unset: the
-        server's default) where there are fewer; final_only: one per sample and version, at the sample's end.
+        A second `Started` says that the server was replaced and the run began anew. changes: as for `generate`.
         """
-        request = self._request(
-            request_id or str(uuid.uuid4()), prompt_token_ids, sampling, mode=mode, num_samples=num_samples,
-            on_commit=on_commit, min_weight_version=min_weight_version, detach_grace_s=detach_grace_s,
-            final_only=final_only, tokens_per_event=tokens_per_event,
+        options = replace(options, **changes)
+        check_offered(self.info, sampling, mode, options)
+        request = generate_request(
+            prompt_token_ids, sampling, mode, options,
+            request_id=request_id or str(uuid.uuid4()), heartbeat_s=self._heartbeat_s,
         )  # fmt: skip
-        if max_event_delay_s is not None:
-            request.stream.max_event_delay.FromNanoseconds(int(max_event_delay_s * 1e9))
-        away_s = timeout_s if unreachable_s is None else unreachable_s
-        patience = Patience(timeout_s, away_s, 6 * self._heartbeat_s, restarts=restarts)
+        away_s = timeout_s if options.unreachable_s is None else options.unreachable_s
+        patience = Patience(timeout_s, away_s, 6 * self._heartbeat_s, restarts=options.restarts)
         async with aclosing(self._run(request, patience)) as events:
             async for event in events:
                 yield event
 
-    def _request(
+    async def score(
         self,
-        request_id: str,
-        prompt_token_ids: Sequence[int] | np.ndarray,
-        sampling: Sampling,
+        token_ids: Sequence[int] | np.ndarray,
+        score_from: int,
         *,
         mode: LogprobMode,
-        num_samples: int,
-        on_commit: str,
-        min_weight_version: int | None,
-        detach_grace_s: float,
-        final_only: bool,
-        tokens_per_event: int,
-    ) -> generation_pb2.GenerateRequest:
-        offers = self.info.capabilities
-        offers.need("logprob_modes", f"logprob mode {mode.name}", among=mode)
-        if sampling.stop_strings:
-            offers.need("stop_strings", f"stopping at {list(sampling.stop_strings)}")
-        if on_commit not in _ON_COMMIT:
-            raise ValueError(f"on_commit is one of {sorted(_ON_COMMIT)}, not {on_commit!r}")
-        if num_samples < 1:
-            raise ValueError(f"num_samples is at least 1, not {num_samples}")
-        version = generation_pb2.VersionPolicy(min_weight_version=min_weight_version, on_commit=_ON_COMMIT[on_commit])
-        request = generation_pb2.GenerateRequest(
-            request_id=request_id,
-            prompt_token_ids=wire.token_bytes(prompt_token_ids),
-            sampling=wire.sampling_to_pb(sampling),
-            logprobs=generation_pb2.LogprobOptions(mode=wire.LOGPROB_MODES[mode]),
-            num_samples=num_samples,
-            version=version,
-            stream=generation_pb2.StreamOptions(final_only=final_only, min_tokens_per_event=tokens_per_event),
-        )
-        request.stream.heartbeat.FromNanoseconds(int(self._heartbeat_s * 1e9))
-        if detach_grace_s > 0:
-            request.detach_grace.FromNanoseconds(int(detach_grace_s * 1e9))
-        return request
+        temperature: float = 1.0,
+        top_logprobs: int = 0,
+        timeout_s: float,
+        policy_id: str = "",
+        min_weight_version: int | None = None,
+    ) -> Scores:
+        """How probable token_ids[score_from:] are, each after all before it, under one weight version; verified.
+
+        mode: SAMPLING is TEMPERATURE here. Raises MissingCapability before anything is sent, ValueError for a
+        `score_from` that leaves nothing, else the typed error of the server, DeadlineExceeded or ServerUnreachable.
+        """
+        self.info.capabilities.need("score", "Score")
+        check_top(self.info, top_logprobs)
+        request = score_request(
+            token_ids, score_from, mode=mode, temperature=temperature, top_logprobs=top_logprobs, policy_id=policy_id,
+            min_weight_version=min_weight_version,
+        )  # fmt: skip
+        responses = await self._caller(self._score, request, what="Score", timeout_s=timeout_s)
+        return scores_from_pb(request, responses, mode)
+
+    async def _score(self, request: generation_pb2.ScoreRequest, **call: Any) -> list[generation_pb2.ScoreResponse]:
+        return [response async for response in self._rollout.Score(request, **call)]
 
     async def _run(self, request: generation_pb2.GenerateRequest, patience: Patience) -> AsyncGenerator[Event, None]:
         stream = AttachedStream(self._channel, self._caller, request, patience)
@@ -228,11 +205,19 @@ class RolloutClient:
             await self._rollout.AbortGenerations(request, timeout=2.0, metadata=self._caller.metadata)
 
     async def abort(
-        self, request_ids: Iterable[str], *, reason: str = "", timeout_s: float = CALL_TIMEOUT_S
+        self,
+        request_ids: Iterable[str] = (),
+        *,
+        everything: bool = False,
+        reason: str = "",
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> tuple[list[str], list[str]]:
-        """Ends generations; their callers get FinishReason.ABORTED with the tokens made. Returns (aborted, unknown)."""
+        """Ends generations, those named or everything; their callers get FinishReason.ABORTED with the tokens made.
+
+        Returns (aborted, unknown).
+        """
         self.info.capabilities.need("abort", "aborting a generation")
-        request = generation_pb2.AbortGenerationsRequest(request_ids=list(request_ids), reason=reason)
+        request = generation_pb2.AbortGenerationsRequest(request_ids=list(request_ids), all=everything, reason=reason)
         pb = await self._caller(self._rollout.AbortGenerations, request, what="AbortGenerations", timeout_s=timeout_s)
         return list(pb.aborted), list(pb.not_found)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from skyrl_rollout import wire
 from skyrl_rollout.errors import CorruptBytes, ProtocolMismatch
-from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling, VersionSpan
+from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling, TopK, VersionSpan
 from skyrl_rollout.v1 import generation_pb2
 
 
@@ -22,10 +23,12 @@ class Started(NamedTuple):
     mode: LogprobMode
     cached_prompt_tokens: int
     prompt_token_digest: bytes
+    prompt_logprobs: np.ndarray | None = None
 
 
 class Delta(NamedTuple):
-    """New tokens of one sample, all of one version. token_ids int32 [k], logprobs float32 [k], read-only."""
+    """New tokens of one sample, all of one version. token_ids int32 [k], logprobs float32 [k], and what was asked for
+    beside them: top, and by name the extras with k rows each. Arrays are read-only."""
 
     seq: int
     sample_index: int
@@ -34,6 +37,8 @@ class Delta(NamedTuple):
     logprobs: np.ndarray
     weight_version: int
     oldest_kv_version: int
+    top: TopK | None = None
+    extras: Mapping[str, np.ndarray] = {}
 
 
 class SampleFinished(NamedTuple):
@@ -96,7 +101,21 @@ def _delta(seq: int, pb: generation_pb2.TokenDelta) -> Delta:
         np.frombuffer(logprobs, wire.LOGPROB_DTYPE),
         pb.weight_version,
         pb.oldest_kv_version,
+        *_beside(pb, len(ids) // 4),
     )
+
+
+def _beside(pb: generation_pb2.TokenDelta, count: int) -> tuple[TopK | None, dict[str, np.ndarray]]:
+    where = f"sample {pb.sample_index} at token {pb.offset}"
+    try:
+        top = wire.top_from_pb(pb.top, count) if pb.HasField("top") else None
+        extras = {name: wire.tensor_from_pb(pb.extras[name]) for name in pb.extras}
+    except ValueError as error:
+        raise CorruptBytes(f"{where}: {error}") from None
+    for name, array in extras.items():
+        if array.shape[:1] != (count,):
+            raise CorruptBytes(f"{where}: {name} has shape {list(array.shape)} for {count} tokens")
+    return top, extras
 
 
 def _sample_finished(seq: int, pb: generation_pb2.SampleFinished) -> SampleFinished:
@@ -133,4 +152,5 @@ def _started(seq: int, pb: generation_pb2.Started) -> Started:
         mode,
         pb.cached_prompt_tokens,
         pb.prompt_token_digest,
+        np.frombuffer(pb.prompt_logprobs, wire.LOGPROB_DTYPE) if pb.prompt_logprobs else None,
     )

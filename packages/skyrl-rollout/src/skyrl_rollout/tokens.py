@@ -6,6 +6,7 @@ Protobuf objects stop at the service files and at `client.py`; everything else i
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,12 +92,22 @@ class VersionSpan:
 
 
 @dataclass(frozen=True)
+class TopK:
+    """The k most probable tokens of n positions, best first: token_ids int32 [n, k], logprobs float32 [n, k]."""
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+
+
+@dataclass(frozen=True)
 class Sample:
     """One finished continuation of a prompt.
 
     token_ids: int32 [n], the stop token included. logprobs: float32 [n], NaN where unknown. weight_versions: int64 [n],
     the committed version that produced each token. stop_match: the stop token id or stop string that ended it.
-    instance_ids: the server processes that made it, in order; more than one where a server was lost on the way.
+    instance_ids: the server processes that made it, in order; more than one where a server was lost on the way. top:
+    the most probable tokens at each position, where asked for. extras: name -> array with one row per token, where
+    asked for; rows of token ids that are shorter than others are filled with -1.
     """
 
     token_ids: np.ndarray
@@ -108,6 +119,8 @@ class Sample:
     invalid_logprobs: int = 0
     num_preemptions: int = 0
     instance_ids: tuple[str, ...] = ()
+    top: TopK | None = None
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,8 @@ class Generation:
     """All samples of one request, in sample order, with what the server says it really did.
 
     num_restarts: how often a run started over because its server was lost; the tokens of the lost run are dropped.
-    num_moves: how often a sample went on elsewhere with its tokens, num_kept_tokens of them in all.
+    num_moves: how often a sample went on elsewhere with its tokens, num_kept_tokens of them in all. prompt_logprobs:
+    float32 of the last prompt tokens, where asked for, NaN for the first token of the prompt.
     """
 
     request_id: str
@@ -127,3 +141,15 @@ class Generation:
     num_restarts: int = 0
     num_moves: int = 0
     num_kept_tokens: int = 0
+    prompt_logprobs: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How probable given tokens are under one weight version: logprobs float32 [n] of token_ids[score_from:], NaN where
+    unknown, and the most probable tokens at each position, where asked for."""
+
+    logprobs: np.ndarray
+    weight_version: int
+    mode: LogprobMode
+    top: TopK | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from skyrl_rollout.tokens import LogprobMode, Sampling, VersionSpan
+from skyrl_rollout.tokens import LogprobMode, Sampling, TopK, VersionSpan
 from skyrl_rollout.v1 import control_pb2, generation_pb2, tensor_pb2, weights_pb2
 from skyrl_rollout.weights.manifest import ITEM_BYTES, Lora, Manifest, TensorLayout, TensorSpec
 
@@ -18,6 +19,10 @@ SCALAR_TYPES: dict[str, tensor_pb2.ScalarType] = {
     name: tensor_pb2.ScalarType.Value(f"SCALAR_TYPE_{name.upper()}") for name in ITEM_BYTES
 }
 DTYPE_NAMES = {number: name for name, number in SCALAR_TYPES.items()}
+
+_ARRAY_DTYPES = {
+    "float32": "f32", "float16": "f16", "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8",
+}  # fmt: skip
 
 PAUSE_MODES: dict[str, control_pb2.PauseMode] = {
     "abort": control_pb2.PAUSE_MODE_ABORT,
@@ -80,6 +85,46 @@ def sampling_from_pb(pb: generation_pb2.SamplingParams) -> Sampling:
         stop_strings=tuple(pb.stop_strings),
         logit_bias=dict(pb.logit_bias),
         **given,
+    )
+
+
+def tensor_to_pb(array: np.ndarray) -> tensor_pb2.Tensor:
+    """Row-major, little-endian. Raises ValueError for a dtype that does not travel."""
+    name = _ARRAY_DTYPES.get(array.dtype.name)
+    if name is None:
+        raise ValueError(f"an array of {array.dtype} does not travel, one of {sorted(_ARRAY_DTYPES)} does")
+    data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+    return tensor_pb2.Tensor(dtype=SCALAR_TYPES[name], shape=array.shape, data=data)
+
+
+def tensor_from_pb(pb: tensor_pb2.Tensor) -> np.ndarray:
+    """Read-only. Raises ValueError for a dtype that is not known here, and for bytes that do not fill the shape."""
+    name = next((n for n, dtype in _ARRAY_DTYPES.items() if SCALAR_TYPES[dtype] == pb.dtype), None)
+    if name is None:
+        raise ValueError(f"scalar type {pb.dtype} is not known here")
+    dtype, shape = np.dtype(name).newbyteorder("<"), tuple(pb.shape)
+    if len(pb.data) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{len(pb.data)} bytes are not a {list(shape)} of {name}")
+    return np.frombuffer(pb.data, dtype).reshape(shape)
+
+
+def top_to_pb(top: TopK) -> generation_pb2.TopLogprobs:
+    """The inverse of `top_from_pb`."""
+    return generation_pb2.TopLogprobs(
+        k=top.token_ids.shape[1],
+        token_ids=np.ascontiguousarray(top.token_ids, TOKEN_DTYPE).tobytes(),
+        logprobs=np.ascontiguousarray(top.logprobs, LOGPROB_DTYPE).tobytes(),
+    )
+
+
+def top_from_pb(pb: generation_pb2.TopLogprobs, count: int) -> TopK:
+    """For `count` tokens. Raises ValueError for another number of bytes than that takes."""
+    if not len(pb.token_ids) == len(pb.logprobs) == 4 * pb.k * count:
+        raise ValueError(f"{len(pb.token_ids)} and {len(pb.logprobs)} bytes are not the top {pb.k} of {count} tokens")
+    shape = (count, pb.k)
+    return TopK(
+        np.frombuffer(pb.token_ids, TOKEN_DTYPE).reshape(shape),
+        np.frombuffer(pb.logprobs, LOGPROB_DTYPE).reshape(shape),
     )
 
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import math
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 
-from skyrl_rollout.reference.logits import CONTEXT, NO_TOKEN, LogitTable, canary_bias, canary_tensor
+from skyrl_rollout.reference.forced import forced_logprobs
+from skyrl_rollout.reference.logits import LogitTable, canary_bias, canary_tensor, has_nan
 from skyrl_rollout.reference.model import ModelFolder, built_in
-from skyrl_rollout.reference.sampling import draw_plain, draw_shaped, uniforms
+from skyrl_rollout.reference.prefix_cache import PrefixCache
+from skyrl_rollout.reference.rows import Row, Work
+from skyrl_rollout.reference.sampling import draw_plain, uniforms
 from skyrl_rollout.server.engine import (
     EngineCapabilities,
     EngineLoad,
     EngineRequest,
+    EngineScoreRequest,
     ModelIdentity,
     PlainEngine,
     PromptRead,
     SampleEnded,
     TokensMade,
+    TokensScored,
+    TopK,
 )
 from skyrl_rollout.server.signals import Signal
 from skyrl_rollout.tokens import FinishReason, LogprobMode
@@ -29,10 +38,15 @@ from skyrl_rollout.weights.manifest import TensorLayout
 
 BLOCK_ELEMENTS = 1 << 20  # logits computed before other tasks get their turn
 EMIT_EVERY_S = 0.02  # how long made tokens may wait before they are handed over
+TOKEN_DELAY = "token_delay_s"  # the backend option: about so long between two tokens of a sample
+MAX_TOKEN_DELAY_S = 10.0
 
 
 class ReferenceEngine(PlainEngine):
-    """Implements `server.engine.Engine`. `canary`: logits also depend on one committed tensor (see `canary_bias`)."""
+    """Implements `server.engine.Engine`. canary: logits also depend on one committed tensor (see `canary_bias`).
+
+    token_delay_s: about so long between two tokens of a sample, unless the request has its own.
+    """
 
     def __init__(
         self,
@@ -55,31 +69,54 @@ class ReferenceEngine(PlainEngine):
             pause_modes=("abort", "wait", "keep"),
             kv_policies=("recompute", "retain"),
             deterministic_seed=True,
+            stop_strings=True,
+            max_top_logprobs=self.identity.vocab_size,
+            prompt_logprobs=True,
+            cached_prompt_tokens=True,
+            score=True,
+            priority=True,
+            extras=("routed_experts", "top_p_token_ids"),
+            backend_options=(TOKEN_DELAY,),
         )
         self._table = LogitTable(seed, self.identity.vocab_size)
+        self._is_broken = False  # the canary holds NaN: tokens flow, their logprobs are unknown
         self._canary = canary_tensor(self.identity.tensors, self.identity.vocab_size) if canary else None
         if self._canary is not None:
             data = folder.read(self._canary.name) if folder is not None else memoryview(bytes(self._canary.nbytes))
             self._table.bias_V = canary_bias(self._canary, data, self.identity.vocab_size)
+            self._is_broken = has_nan(self._canary, data, self.identity.vocab_size)
+        self._adapter_biases: dict[str, np.ndarray] = {}  # policy_id -> float64 [V], on top of the base's logits
+        self.prefix_cache = PrefixCache()
         self._max_running, self._token_delay_s = max_running, token_delay_s
-        self._works: dict[str, _Work] = {}
-        self._waiting: deque[_Row] = deque()
-        self._rows: list[_Row] = []
+        self._works: dict[str, Work] = {}
+        self._waiting: list[tuple[int, int, Row]] = []  # a heap: (-priority, order of arrival, row)
+        self._arrivals = count()
+        self._rows: list[Row] = []
         self._paused = False
         self._steps = 0
-        self._emitted_at = 0.0
+        self._step_at = self._emitted_at = 0.0
         self._wake = Signal()
         self._loop_task: asyncio.Task[None] | None = None
 
     def check(self, request: EngineRequest) -> None:
-        """Everything that the protocol names is honoured exactly, except stop strings, which the kit refuses."""
+        """Raises ValueError for a token delay that is none, and for prompt logprobs in a distribution that depends on
+        what is output. Everything else that the protocol names is honoured exactly; stop strings by `rows.text_of`."""
+        delay_s = request.backend_options.get(TOKEN_DELAY, 0.0)
+        if not isinstance(delay_s, int | float) or not 0 <= delay_s <= MAX_TOKEN_DELAY_S:
+            raise ValueError(f"backend option {TOKEN_DELAY} is {delay_s!r}, expected 0 to {MAX_TOKEN_DELAY_S:g} s")
+        plain = request.sampling.is_full_distribution or request.sampling.is_greedy
+        if request.prompt_last_n and request.mode is LogprobMode.SAMPLING and not plain:
+            raise ValueError("a prompt was not drawn with penalties, top_k, top_p or min_p: ask for RAW or TEMPERATURE")
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[PromptRead | TokensMade | SampleEnded]:
-        work = _Work(request)
+        work = Work(request, float(request.backend_options.get(TOKEN_DELAY, self._token_delay_s)))
         self._works[request.request_id] = work
-        self._waiting.extend(work.rows)
-        self._start()
         try:
+            yield await self._read_prompt(request)
+            for row in work.rows:
+                if row.ended is None:
+                    heapq.heappush(self._waiting, (-row.priority, next(self._arrivals), row))
+            self._start()
             left = request.num_samples
             while left:
                 if not work.items:
@@ -97,16 +134,19 @@ class ReferenceEngine(PlainEngine):
         work = self._works.get(request_id)
         if work is not None:
             for row in work.rows:
-                self._end(row, FinishReason.ABORTED)
+                self._end(row, SampleEnded(row.index, FinishReason.ABORTED))
             self._sweep()
 
     async def pause(self, mode: str, *, clear_cache: bool) -> None:
-        """There is no KV to clear. Never called while a step is half done: steps do not await inside a block."""
+        """Never called while a step is half done: steps do not await inside a block."""
         while mode == "wait" and (self._rows or self._waiting):
             await self._wake.wait(0.01)
         self._paused = True
-        for row in (*self._rows, *self._waiting) if mode == "abort" else ():
-            self._end(row, FinishReason.PAUSED)
+        for work in self._works.values() if mode == "abort" else ():
+            for row in work.rows:
+                self._end(row, SampleEnded(row.index, FinishReason.PAUSED))
+        if clear_cache:
+            self.prefix_cache.drop()
         self._sweep()
         self._emit()
 
@@ -121,7 +161,16 @@ class ReferenceEngine(PlainEngine):
         for layout, data in tensors:
             if layout == self._canary:
                 bias_V = await asyncio.to_thread(canary_bias, layout, data, self.identity.vocab_size)
-                self._table.bias_V = bias_V
+                self._table.bias_V, self._is_broken = bias_V, has_nan(layout, data, self.identity.vocab_size)
+
+    def check_score(self, request: EngineScoreRequest) -> None:
+        """Every mode and temperature is exact; there are no sampling parameters, so SAMPLING is TEMPERATURE."""
+
+    async def score(self, request: EngineScoreRequest) -> AsyncGenerator[TokensScored]:
+        tokens, start = request.token_ids, request.score_from
+        scale = request.temperature if request.temperature and request.mode is not LogprobMode.RAW else 1.0
+        logprobs, top = await self._forced(tokens, start, scale, request.policy_id, request.top_logprobs)
+        yield TokensScored(logprobs, top)
 
     def load(self) -> EngineLoad:
         used = len(self._rows) / self._max_running
@@ -144,57 +193,105 @@ class ReferenceEngine(PlainEngine):
                     await self._wake.wait()
                     continue
                 while self._waiting and len(self._rows) < self._max_running:
-                    self._rows.append(self._waiting.popleft())
+                    self._rows.append(heapq.heappop(self._waiting)[2])
                 await self._step()
-                await asyncio.sleep(self._token_delay_s)
+                idle_s = min((row.due_at for row in self._rows), default=0.0) - time.monotonic()
+                if idle_s > 0:
+                    await self._wake.wait(idle_s)
+                else:
+                    await asyncio.sleep(0)
         except Exception as error:
             for work in self._works.values():
                 work.fail(error)
             raise
 
     async def _step(self) -> None:
-        """One token for every running row, in blocks; a pause between two blocks leaves the others for later."""
+        """One token for every running row that is due, in blocks; a pause between two blocks leaves the others for
+        later."""
         block = max(1, BLOCK_ELEMENTS // self.identity.vocab_size)
-        rows = list(self._rows)
+        self._step_at = time.monotonic()
+        rows = [row for row in self._rows if row.due_at <= self._step_at]
         for start in range(0, len(rows), block):
             if start:
                 await asyncio.sleep(0)
             if self._paused:
                 return
             self._advance([row for row in rows[start : start + block] if row.ended is None])
-        self._steps += 1
+        self._steps += bool(rows)
         self._sweep()
-        if self._token_delay_s or time.monotonic() - self._emitted_at > EMIT_EVERY_S:
+        if time.monotonic() - self._emitted_at > EMIT_EVERY_S:
             self._emit()
 
-    def _advance(self, rows: list[_Row]) -> None:
+    def _advance(self, rows: list[Row]) -> None:
         if not rows:
             return
-        logits_RV = self._table.logits(np.array([row.last for row in rows], np.int64))
+        logits_RV = self._logits(rows)
         u_R = uniforms(
             np.array([row.seed for row in rows], np.uint64), np.array([len(row.output) for row in rows], np.int64)
         )
-        tokens_R, logprobs_R = draw_plain(
+        tokens_R, reported_RV = draw_plain(
             logits_RV,
             np.array([row.temperature for row in rows]),
             np.array([row.mode is LogprobMode.RAW for row in rows]),
             u_R,
         )
-        tokens, logprobs = tokens_R.tolist(), logprobs_R.tolist()
+        if self._is_broken:
+            reported_RV.fill(math.nan)
+        tokens, logprobs = tokens_R.tolist(), reported_RV[np.arange(len(rows)), tokens_R].tolist()
         eos = self.identity.eos_token_ids
         for i, row in enumerate(rows):
-            forbidden = row.forbidden(eos)
+            draw, forbidden = None, row.forbidden(eos)
             if forbidden or row.is_shaped:
-                tokens[i], logprobs[i] = row.draw(logits_RV[i], float(u_R[i]), forbidden)
+                draw = row.draw(logits_RV[i], float(u_R[i]), forbidden)
+                tokens[i], logprobs[i] = draw.token, math.nan if self._is_broken else draw.logprobs_V[draw.token]
             row.append(tokens[i], logprobs[i])
-            reason = row.stop_reason(tokens[i], eos)
-            if reason is not None:
-                self._end(row, reason, tokens[i] if reason is FinishReason.STOP_TOKEN else None)
+            if row.beside is not None:
+                row.beside.note(reported_RV[i] if draw is None or self._is_broken else draw.logprobs_V, draw)
+            if (ended := row.end_after(tokens[i], eos)) is not None:
+                self._end(row, ended)
+            elif row.delay_s:
+                row.due_at = round(self._step_at / row.delay_s + 1) * row.delay_s  # rows of one delay step together
+                self._hand_over(row)
 
-    def _end(self, row: _Row, reason: FinishReason, stop_match: int | None = None) -> None:
+    def _logits(self, rows: list[Row]) -> np.ndarray:
+        """float64 [R, V], each row under its own policy."""
+        logits_RV = self._table.logits(np.array([row.last for row in rows], np.int64))
+        if self._adapter_biases:
+            for i, row in enumerate(rows):
+                if row.policy_id:
+                    logits_RV[i] += self._adapter_biases[row.policy_id]
+        return logits_RV
+
+    async def _read_prompt(self, request: EngineRequest) -> PromptRead:
+        prompt, n, s = request.prompt_token_ids, request.prompt_last_n, request.sampling
+        cached = self.prefix_cache.read(request.cache_salt, prompt)
+        if not n:
+            return PromptRead(cached)
+        if len(prompt) == 1:
+            return PromptRead(cached, np.full(1, math.nan, np.float32))
+        scale = 1.0 if s.is_greedy or request.mode is LogprobMode.RAW else s.temperature
+        start = max(len(prompt) - n, 1)
+        logprobs, _ = await self._forced(prompt, start, scale, request.policy_id, 0)
+        return PromptRead(cached, np.concatenate([np.full(n - len(logprobs), math.nan, np.float32), logprobs]))
+
+    async def _forced(
+        self, tokens: np.ndarray, start: int, scale: float, policy_id: str, top: int
+    ) -> tuple[np.ndarray, TopK | None]:
+        """`forced_logprobs` under one version: new weights meanwhile make it start over."""
+        while True:
+            weights = (self._table.bias_V, self._adapter_biases.get(policy_id))
+            logprobs, top_k = await forced_logprobs(self._table, weights[1], tokens, start, scale=scale, top=top)
+            if weights[0] is self._table.bias_V and weights[1] is self._adapter_biases.get(policy_id):
+                break
+        if self._is_broken:
+            logprobs.fill(math.nan)
+            top_k = None if top_k is None else TopK(top_k.token_ids, np.full_like(top_k.logprobs, math.nan))
+        return logprobs, top_k
+
+    def _end(self, row: Row, ended: SampleEnded) -> None:
         if row.ended is None:
             row.flush()
-            row.ended = SampleEnded(row.index, reason, stop_match)
+            row.ended = replace(ended, num_preemptions=row.num_preemptions)
             row.work.items.append(row.ended)
             row.work.arrived.fire()
 
@@ -202,85 +299,23 @@ class ReferenceEngine(PlainEngine):
         """Forgets ended rows."""
         if any(row.ended is not None for row in self._rows):
             self._rows = [row for row in self._rows if row.ended is None]
-        if any(row.ended is not None for row in self._waiting):
-            self._waiting = deque(row for row in self._waiting if row.ended is None)
+        if any(row.ended is not None for _, _, row in self._waiting):
+            self._waiting = [entry for entry in self._waiting if entry[2].ended is None]
+            heapq.heapify(self._waiting)
 
     def _emit(self) -> None:
         self._emitted_at = time.monotonic()
         for row in self._rows:
-            if row.flush():
-                row.work.arrived.fire()
+            self._hand_over(row)
 
-    def _drop(self, work: _Work) -> None:
+    def _hand_over(self, row: Row) -> None:
+        if row.flush():
+            row.work.arrived.fire()
+
+    def _drop(self, work: Work) -> None:
         if self._works.get(work.request_id) is work:
             del self._works[work.request_id]
         for row in work.rows:
             if row.ended is None:
                 row.ended = SampleEnded(row.index, FinishReason.ABORTED)
         self._sweep()
-
-
-class _Work:
-    """The rows of one request, and what they made that was not read yet."""
-
-    def __init__(self, request: EngineRequest) -> None:
-        self.request_id = request.request_id
-        self.items: list[TokensMade | SampleEnded] = []
-        self.arrived = Signal()
-        self.failure: Exception | None = None
-        self.rows = [_Row(self, request, i) for i in range(request.num_samples)]
-
-    def fail(self, error: Exception) -> None:
-        self.failure = error
-        self.arrived.fire()
-
-
-class _Row:
-    """One sample: its last four tokens, its own random stream, and tokens made but not handed over."""
-
-    def __init__(self, work: _Work, request: EngineRequest, index: int) -> None:
-        s = request.sampling
-        self.work, self.index, self.sampling, self.mode = work, index, s, request.mode
-        self.prompt = request.prompt_token_ids
-        self.last = ([NO_TOKEN] * CONTEXT + self.prompt[-CONTEXT:].tolist())[-CONTEXT:]
-        self.seed = ((s.seed or 0) + index) % 2**64
-        self.temperature = s.temperature
-        self.is_shaped = not s.is_full_distribution
-        self.output: list[int] = []
-        self.ended: SampleEnded | None = None
-        self._stops = frozenset(s.stop_token_ids)
-        self._limit = s.max_tokens or 0
-        self._sent = 0
-        self._logprobs: list[float] = []
-
-    def forbidden(self, eos: tuple[int, ...]) -> tuple[int, ...]:
-        """Tokens that would end the sample before `min_tokens`."""
-        if len(self.output) >= self.sampling.min_tokens:
-            return ()
-        return (*self._stops, *(() if self.sampling.ignore_eos else eos))
-
-    def draw(self, logits_V: np.ndarray, u: float, forbidden: tuple[int, ...]) -> tuple[int, float]:
-        return draw_shaped(
-            logits_V, self.sampling, self.mode, u, prompt=self.prompt, output=self.output, forbidden=forbidden
-        )
-
-    def append(self, token: int, logprob: float) -> None:
-        self.output.append(token)
-        self._logprobs.append(logprob)
-        self.last = [*self.last[1:], token]
-
-    def stop_reason(self, token: int, eos: tuple[int, ...]) -> FinishReason | None:
-        if token in self._stops:
-            return FinishReason.STOP_TOKEN
-        if token in eos and not self.sampling.ignore_eos:
-            return FinishReason.EOS
-        return FinishReason.LENGTH if len(self.output) >= self._limit else None
-
-    def flush(self) -> bool:
-        """Hands over what was made; whether there was anything."""
-        if self._sent == len(self.output):
-            return False
-        ids, logprobs = np.array(self.output[self._sent :], np.int32), np.array(self._logprobs, np.float32)
-        self._sent, self._logprobs = len(self.output), []
-        self.work.items.append(TokensMade(self.index, ids, logprobs))
-        return True

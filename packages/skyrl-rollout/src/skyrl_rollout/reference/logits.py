@@ -39,11 +39,21 @@ class LogitTable:
         self.vocab_size = vocab_size
         self.bias_V = np.zeros(vocab_size)
         self._seed = np.uint64(seed % 2**64)
-        counters = np.arange(2 * (TABLE + vocab_size), dtype=np.uint64) + mix(np.array([self._seed]))
+        self.build()
+
+    def build(self) -> None:
+        """Makes the two tables, which the seed alone decides."""
+        counters = np.arange(2 * (TABLE + self.vocab_size), dtype=np.uint64) + mix(np.array([self._seed]))
         table = (uniform(counters) * 2 - 1) * SPREAD
         windows = np.lib.stride_tricks.sliding_window_view
-        half = TABLE + vocab_size
-        self._first, self._second = windows(table[:half], vocab_size), windows(table[half:], vocab_size)
+        half = TABLE + self.vocab_size
+        self._first, self._second = windows(table[:half], self.vocab_size), windows(table[half:], self.vocab_size)
+
+    def drop(self) -> int:
+        """Gives the tables back and returns their bytes; there are no logits until `build`."""
+        nothing = np.empty((0, 0))
+        self._first, self._second = nothing, nothing
+        return 2 * (TABLE + self.vocab_size) * np.dtype(np.float64).itemsize
 
     def logits(self, last_R4: np.ndarray) -> np.ndarray:
         """int64 [R, 4] -> float64 [R, V]."""
@@ -73,3 +83,8 @@ def canary_bias(layout: TensorLayout, data: memoryview, vocab_size: int) -> np.n
     bias_V = np.clip(np.nan_to_num(bias_V, nan=0.0), -BIAS_LIMIT, BIAS_LIMIT)
     seed = np.uint64(xxhash.xxh3_64_intdigest(data))
     return bias_V + (uniform(np.arange(vocab_size, dtype=np.uint64) ^ seed) * 2 - 1)
+
+
+def has_nan(layout: TensorLayout, data: memoryview, vocab_size: int) -> bool:
+    """Whether a canary's values make logits unknown: a real model would answer NaN logprobs and go on."""
+    return bool(np.isnan(to_float64(data, layout.dtype)[:vocab_size]).any())

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from skyrl_rollout.reference.logits import mix, uniform
 from skyrl_rollout.seeds import SEED_MASK, STRIDE
 from skyrl_rollout.tokens import LogprobMode, Sampling
+
+
+class Draw(NamedTuple):
+    """A token, the reported logprobs float64 [V] of every token there, and those really drawn from, -inf outside."""
+
+    token: int
+    logprobs_V: np.ndarray
+    kept_V: np.ndarray
 
 
 def uniforms(seeds_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
@@ -22,12 +32,17 @@ def log_softmax(logits_RV: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+def largest(values_V: np.ndarray, k: int) -> np.ndarray:
+    """The indices [k] of the largest values, best first; equal ones by their index."""
+    return np.argsort(-values_V, kind="stable")[:k]
+
+
 def draw_plain(
     logits_RV: np.ndarray, temperatures_R: np.ndarray, raw_R: np.ndarray, u_R: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(token int64 [R], logprob float64 [R]) from softmax(logits / T) itself, greedy where T = 0.
+    """(token int64 [R], reported logprobs float64 [R, V]): drawn from softmax(logits / T) itself, greedy where T = 0.
 
-    raw_R: bool [R], rows whose logprob is log_softmax(logits); the others get log_softmax(logits / T).
+    raw_R: bool [R], rows that report log_softmax(logits); the others report log_softmax(logits / T).
     """
     greedy_R = temperatures_R == 0
     scale_R = np.where(greedy_R, 1.0, temperatures_R)
@@ -35,12 +50,10 @@ def draw_plain(
     cdf_RV = np.exp(logprobs_RV).cumsum(axis=1)
     tokens_R = (cdf_RV <= (u_R * cdf_RV[:, -1])[:, None]).sum(axis=1)
     tokens_R = np.where(greedy_R, logits_RV.argmax(axis=1), np.minimum(tokens_R, logits_RV.shape[1] - 1))
-    rows_R = np.arange(len(tokens_R))
-    out_R = logprobs_RV[rows_R, tokens_R]
     again_R = raw_R & (scale_R != 1.0)
     if again_R.any():
-        out_R[again_R] = log_softmax(logits_RV[again_R])[rows_R[: again_R.sum()], tokens_R[again_R]]
-    return tokens_R, out_R
+        logprobs_RV[again_R] = log_softmax(logits_RV[again_R])
+    return tokens_R, logprobs_RV
 
 
 def draw_shaped(
@@ -52,21 +65,23 @@ def draw_shaped(
     prompt: np.ndarray,
     output: list[int],
     forbidden: tuple[int, ...],
-) -> tuple[int, float]:
-    """(token, logprob) of one row with bias, penalties, min-p, top-k or top-p; `forbidden` tokens cannot be drawn."""
+) -> Draw:
+    """One row with bias, penalties, min-p, top-k or top-p; `forbidden` tokens cannot be drawn."""
     shaped_V = penalised(logits_V, sampling, prompt=prompt, output=output)
     shaped_V[list(forbidden)] = -np.inf
     if sampling.is_greedy:
         token = int(shaped_V.argmax())
-        return token, float(log_softmax(logits_V)[token])
+        kept_V = np.full(len(shaped_V), -np.inf)
+        kept_V[token] = 0.0
+        return Draw(token, log_softmax(logits_V), kept_V)
     kept_V = log_softmax(truncated(shaped_V / sampling.temperature, sampling))
     cdf_V = np.exp(kept_V).cumsum()
     token = int(np.searchsorted(cdf_V, u * cdf_V[-1], side="right"))
     token = min(token, int(np.flatnonzero(np.isfinite(kept_V))[-1]))
     if mode is LogprobMode.SAMPLING:
-        return token, float(kept_V[token])
+        return Draw(token, kept_V, kept_V)
     scale = sampling.temperature if mode is LogprobMode.TEMPERATURE else 1.0
-    return token, float(log_softmax(logits_V / scale)[token])
+    return Draw(token, log_softmax(logits_V / scale), kept_V)
 
 
 def penalised(logits_V: np.ndarray, s: Sampling, *, prompt: np.ndarray, output: list[int]) -> np.ndarray:

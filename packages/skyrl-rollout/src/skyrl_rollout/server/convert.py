@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 
 from skyrl_rollout import wire
-from skyrl_rollout.errors import InvalidRequest, MissingCapability
+from skyrl_rollout.errors import InvalidRequest
 from skyrl_rollout.server import events
 from skyrl_rollout.server.admission import GenerationRequest
+from skyrl_rollout.server.scoring import ScoreChunk, ScoringRequest
 from skyrl_rollout.tokens import LogprobMode
 from skyrl_rollout.v1 import generation_pb2 as pb
 from skyrl_rollout.weights.manifest import content_digest
 
 MAX_SAMPLES = 1024
+MAX_ID_CHARACTERS = 200
 DEFAULT_MIN_TOKENS_PER_EVENT = 64
 DEFAULT_MAX_EVENT_DELAY_S = 0.5
 DEFAULT_HEARTBEAT_S = 10.0
@@ -25,6 +28,7 @@ MIN_HEARTBEAT_S = 0.05
 
 MODE_NAMES = {number: name for name, number in wire.PAUSE_MODES.items()}
 ADMISSION_NAMES = {number: name for name, number in wire.ADMISSIONS.items()}
+EXTRA_NAMES = {number: name for name, number in wire.EXTRAS.items()}
 KV_NAMES = {number: name for name, number in wire.KV_POLICIES.items()}
 
 
@@ -62,10 +66,9 @@ def number(value: enum.IntEnum) -> Any:
 
 
 def generation_request(m: pb.GenerateRequest) -> GenerationRequest:
-    """Raises InvalidRequest for malformed fields and MissingCapability for what no engine of this kit offers."""
-    _refuse_unsupported(m)
-    if not m.request_id or len(m.request_id) > 200:
-        raise InvalidRequest("request_id must have 1 to 200 characters: mint a UUID for every request")
+    """Raises InvalidRequest for malformed fields."""
+    if not m.request_id or len(m.request_id) > MAX_ID_CHARACTERS:
+        raise InvalidRequest(f"request_id must have 1 to {MAX_ID_CHARACTERS} characters: mint a UUID for every request")
     if len(m.prompt_token_ids) % wire.TOKEN_DTYPE.itemsize:
         raise InvalidRequest(f"prompt_token_ids has {len(m.prompt_token_ids)} bytes, expected a multiple of 4 (int32)")
     num_samples = m.num_samples if m.HasField("num_samples") else 1
@@ -80,7 +83,7 @@ def generation_request(m: pb.GenerateRequest) -> GenerationRequest:
         prompt_token_ids=np.frombuffer(m.prompt_token_ids, wire.TOKEN_DTYPE),
         prompt_digest=content_digest(m.prompt_token_ids),
         sampling=wire.sampling_from_pb(m.sampling),
-        mode=known(m.logprobs.mode, {x.value: x for x in LogprobMode}, "logprobs.mode", unset=LogprobMode.SAMPLING),
+        mode=logprob_mode(m.logprobs),
         num_samples=num_samples,
         policy_id=m.policy_id,
         min_weight_version=m.version.min_weight_version,
@@ -92,23 +95,57 @@ def generation_request(m: pb.GenerateRequest) -> GenerationRequest:
         max_event_delay_s=seconds(stream, "max_event_delay", DEFAULT_MAX_EVENT_DELAY_S),
         heartbeat_s=max(seconds(stream, "heartbeat", DEFAULT_HEARTBEAT_S), MIN_HEARTBEAT_S),
         detach_grace_s=seconds(m, "detach_grace", 0.0),
+        top_logprobs=m.logprobs.top_k,
+        prompt_last_n=m.logprobs.prompt_last_n,
+        priority=m.priority,
+        extras=_extras(m),
+        backend_options=json_format.MessageToDict(m.backend_options),
     )
 
 
-def _refuse_unsupported(m: pb.GenerateRequest) -> None:
-    unknown = [e for e in m.extras if e not in (pb.EXTRA_ROUTED_EXPERTS, pb.EXTRA_TOP_P_TOKEN_IDS)]
+def scoring_request(m: pb.ScoreRequest) -> ScoringRequest:
+    """Raises InvalidRequest for malformed fields."""
+    if len(m.token_ids) % wire.TOKEN_DTYPE.itemsize:
+        raise InvalidRequest(f"token_ids has {len(m.token_ids)} bytes, expected a multiple of 4 (int32)")
+    if len(m.request_id) > MAX_ID_CHARACTERS:
+        raise InvalidRequest(f"request_id has {len(m.request_id)} characters, expected at most {MAX_ID_CHARACTERS}")
+    if m.logprobs.prompt_last_n:
+        raise InvalidRequest("logprobs.prompt_last_n belongs to Generate: Score says with score_from what it scores")
+    known(m.version.on_commit, {1: False, 2: True}, "version.on_commit", unset=False)
+    return ScoringRequest(
+        request_id=m.request_id,
+        token_ids=np.frombuffer(m.token_ids, wire.TOKEN_DTYPE),
+        score_from=m.score_from,
+        mode=logprob_mode(m.logprobs),
+        temperature=m.temperature if m.HasField("temperature") else 1.0,
+        top_logprobs=m.logprobs.top_k,
+        policy_id=m.policy_id,
+        min_weight_version=m.version.min_weight_version,
+    )
+
+
+def score_response(chunk: ScoreChunk) -> pb.ScoreResponse:
+    """One stream message."""
+    m = pb.ScoreResponse(
+        offset=chunk.offset,
+        logprobs=np.ascontiguousarray(chunk.logprobs, wire.LOGPROB_DTYPE).tobytes(),
+        weight_version=chunk.weight_version,
+    )
+    if chunk.top is not None:
+        m.top.CopyFrom(wire.top_to_pb(chunk.top))
+    return m
+
+
+def logprob_mode(options: pb.LogprobOptions) -> LogprobMode:
+    """Raises InvalidRequest for a mode that this server does not know."""
+    return known(options.mode, {x.value: x for x in LogprobMode}, "logprobs.mode", unset=LogprobMode.SAMPLING)
+
+
+def _extras(m: pb.GenerateRequest) -> tuple[str, ...]:
+    unknown = [e for e in m.extras if e not in EXTRA_NAMES]
     if unknown:
         raise InvalidRequest(f"extras holds {unknown[0]}, which is no Extra of this protocol")
-    if m.extras:
-        raise MissingCapability.named("extras", f"the extra output {pb.Extra.Name(m.extras[0])}")
-    if m.backend_options.fields:
-        raise MissingCapability.named("backend_options", f"the option {sorted(m.backend_options.fields)[0]!r}")
-    if m.priority:
-        raise MissingCapability.named("priority", "a request before others")
-    if m.logprobs.top_k:
-        raise MissingCapability.named("max_top_logprobs", "returning the top logprobs of other tokens")
-    if m.logprobs.prompt_last_n:
-        raise MissingCapability.named("prompt_logprobs", "returning prompt logprobs")
+    return tuple(dict.fromkeys(EXTRA_NAMES[e] for e in m.extras))
 
 
 def _identity(m: pb.GenerateRequest) -> bytes:
@@ -121,17 +158,7 @@ def _identity(m: pb.GenerateRequest) -> bytes:
 def generate_response(seq: int, event: events.Event | events.Heartbeat) -> pb.GenerateResponse:
     """One stream message."""
     if isinstance(event, events.TokenDelta):
-        return pb.GenerateResponse(
-            seq=seq,
-            delta=pb.TokenDelta(
-                sample_index=event.sample_index,
-                offset=event.offset,
-                token_ids=event.token_ids,
-                logprobs=event.logprobs,
-                weight_version=event.weight_version,
-                oldest_kv_version=event.oldest_kv_version,
-            ),
-        )
+        return pb.GenerateResponse(seq=seq, delta=_token_delta(event))
     if isinstance(event, events.SampleFinished):
         return pb.GenerateResponse(seq=seq, sample_finished=_sample_finished(event))
     if isinstance(event, events.Heartbeat):
@@ -143,8 +170,26 @@ def generate_response(seq: int, event: events.Event | events.Heartbeat) -> pb.Ge
         effective=wire.sampling_to_pb(event.effective),
         mode=number(event.mode),
         prompt_token_digest=event.prompt_token_digest,
+        cached_prompt_tokens=event.cached_prompt_tokens,
+        prompt_logprobs=event.prompt_logprobs,
     )
     return pb.GenerateResponse(seq=seq, started=started)
+
+
+def _token_delta(event: events.TokenDelta) -> pb.TokenDelta:
+    delta = pb.TokenDelta(
+        sample_index=event.sample_index,
+        offset=event.offset,
+        token_ids=event.token_ids,
+        logprobs=event.logprobs,
+        weight_version=event.weight_version,
+        oldest_kv_version=event.oldest_kv_version,
+    )
+    if event.top is not None:
+        delta.top.CopyFrom(wire.top_to_pb(event.top))
+    for name, array in event.extras.items():
+        delta.extras[name].CopyFrom(wire.tensor_to_pb(array))
+    return delta
 
 
 def _sample_finished(event: events.SampleFinished) -> pb.SampleFinished:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from skyrl_rollout.errors import MissingCapability
-from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling
+from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling, TopK
 from skyrl_rollout.weights.manifest import TensorLayout
 
 
@@ -74,14 +74,6 @@ class EngineRequest:
 
 
 @dataclass(frozen=True)
-class TopK:
-    """The k most probable tokens of n positions, best first: token_ids int32 [n, k], logprobs float32 [n, k]."""
-
-    token_ids: np.ndarray
-    logprobs: np.ndarray
-
-
-@dataclass(frozen=True)
 class PromptRead:
     """Yielded once, before any token, where the engine offers prompt logprobs or cached prompt tokens.
 
@@ -94,8 +86,10 @@ class PromptRead:
 
 @dataclass(frozen=True)
 class TokensMade:
-    """New tokens of one sample, in order, none skipped. token_ids int32 [k], logprobs float32 [k]. extras: name ->
-    array whose first axis is k."""
+    """New tokens of one sample, in order, none skipped. token_ids int32 [k], logprobs float32 [k]. top: of every token
+    or of none. extras: name -> array whose first axis is k, every one that was asked for: "routed_experts" int16
+    [k, layers, experts per token]; "top_p_token_ids" int32 [k, w], the candidates best first, short rows filled with
+    -1, where w may differ from one TokensMade to the next."""
 
     sample_index: int
     token_ids: np.ndarray

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling, VersionSpan
+import numpy as np
+
+from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling, TopK, VersionSpan
 
 
 class WorkPhase(enum.IntEnum):
@@ -17,17 +20,27 @@ class WorkPhase(enum.IntEnum):
 
 
 class Started(NamedTuple):
-    """The request was admitted. `effective` has every default filled in; `prompt_token_digest` is xxh3-128."""
+    """The request was admitted. `effective` has every default filled in; `prompt_token_digest` is xxh3-128.
+
+    prompt_logprobs: float32 LE of the last prompt tokens, empty where none were asked for.
+    """
 
     instance_id: str
     weight_version: int
     effective: Sampling
     mode: LogprobMode
     prompt_token_digest: bytes
+    cached_prompt_tokens: int = 0
+    prompt_logprobs: bytes = b""
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.prompt_logprobs)
 
 
 class TokenDelta(NamedTuple):
-    """Tokens of one sample, all of one version. token_ids: int32 LE [n]. logprobs: float32 LE [n]."""
+    """Tokens of one sample, all of one version. token_ids: int32 LE [n]. logprobs: float32 LE [n]. top and extras: what
+    was asked for beside them, with n rows."""
 
     sample_index: int
     offset: int
@@ -35,6 +48,15 @@ class TokenDelta(NamedTuple):
     logprobs: bytes
     weight_version: int
     oldest_kv_version: int
+    top: TopK | None = None
+    extras: Mapping[str, np.ndarray] = {}
+
+    @property
+    def nbytes(self) -> int:
+        beside = sum(array.nbytes for array in self.extras.values())
+        if self.top is not None:
+            beside += self.top.token_ids.nbytes + self.top.logprobs.nbytes
+        return len(self.token_ids) + len(self.logprobs) + beside
 
 
 class SampleFinished(NamedTuple):
@@ -48,6 +70,10 @@ class SampleFinished(NamedTuple):
     invalid_logprobs: int
     num_preemptions: int
     stop_match: int | str | None
+
+    @property
+    def nbytes(self) -> int:
+        return 0
 
 
 class Heartbeat(NamedTuple):

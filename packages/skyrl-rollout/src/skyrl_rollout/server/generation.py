@@ -1,4 +1,4 @@
-"""RolloutService: streams of tokens to many callers. Score is not offered."""
+"""RolloutService: streams of tokens, and logprobs of given ones, to many callers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 
 import grpc.aio
 
-from skyrl_rollout.errors import MissingCapability
 from skyrl_rollout.server import convert
 from skyrl_rollout.server.answers import answered
 from skyrl_rollout.server.registry import RunRegistry
+from skyrl_rollout.server.scoring import Scorer
 from skyrl_rollout.v1 import generation_pb2 as pb
 from skyrl_rollout.v1 import generation_pb2_grpc
 
@@ -18,10 +18,10 @@ DEADLINE_SLACK_S = 0.02  # a call is cancelled a moment before or after its last
 
 
 class RolloutService(generation_pb2_grpc.RolloutServiceServicer):
-    """Generate and AbortGenerations over the runs of one server."""
+    """Generate and AbortGenerations over the runs of one server, and Score beside them."""
 
-    def __init__(self, runs: RunRegistry) -> None:
-        self._runs = runs
+    def __init__(self, runs: RunRegistry, scorer: Scorer) -> None:
+        self._runs, self._scorer = runs, scorer
 
     @answered
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
@@ -35,7 +35,9 @@ class RolloutService(generation_pb2_grpc.RolloutServiceServicer):
 
     @answered
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> None:
-        raise MissingCapability.named("score", "Score")
+        asked = convert.scoring_request(request)
+        for chunk in self._scorer.chunks(asked, await self._scorer.score(asked)):
+            await context.write(convert.score_response(chunk))
 
     @answered
     async def AbortGenerations(

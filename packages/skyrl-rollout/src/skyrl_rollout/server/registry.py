@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from skyrl_rollout.errors import InvalidRequest, Overloaded, RequestIdReused, RolloutError
 from skyrl_rollout.server.admission import GenerationRequest, check_size, complete, engine_request
@@ -15,6 +16,12 @@ from skyrl_rollout.server.signals import Signal
 from skyrl_rollout.server.state import BASE_POLICY, EngineState, ServerState
 
 RETRY_AFTER_S = 1.0
+MAX_EVENT_BYTES = 1 << 20  # larger messages stall the other calls of an asyncio server
+
+
+def max_event_bytes(options: ServerOptions) -> int:
+    """How much of an answer goes into one message: well below what a message may hold."""
+    return min(MAX_EVENT_BYTES, options.max_message_bytes // 2)
 
 
 class RunRegistry:
@@ -25,6 +32,7 @@ class RunRegistry:
         self._engine, self._state, self._options = engine, state, options
         self._active: dict[str, Run] = {}
         self._ended: OrderedDict[str, Run] = OrderedDict()
+        self._slots_taken = 0
         self._retained_bytes = 0
         self._tokens_of_ended = 0
 
@@ -128,7 +136,7 @@ class RunRegistry:
             await started[0].finished()
 
     async def all_ended(self) -> None:
-        while self._active:
+        while self._active or self._slots_taken:
             await self.changed.wait()
 
     async def all_read(self) -> None:
@@ -136,14 +144,29 @@ class RunRegistry:
         while any(run.calls for run in (*self._active.values(), *self._ended.values())):
             await self.changed.wait()
 
-    def _create(self, request: GenerationRequest) -> Run:
-        self._state.refuse_new_work()
-        if len(self._active) >= self._options.max_concurrent:
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """A place among the concurrent requests for work that is not a run. Raises Overloaded."""
+        self._refuse_overload()
+        self._slots_taken += 1
+        try:
+            yield
+        finally:
+            self._slots_taken -= 1
+            self.changed.fire()
+
+    def _refuse_overload(self) -> None:
+        taken = len(self._active) + self._slots_taken
+        if taken >= self._options.max_concurrent:
             raise Overloaded(
-                f"{len(self._active)} requests are queued or running, the limit is {self._options.max_concurrent}: "
+                f"{taken} requests are queued or running, the limit is {self._options.max_concurrent}: "
                 f"retry later or use another replica",
                 retry_after_s=RETRY_AFTER_S,
             )
+
+    def _create(self, request: GenerationRequest) -> Run:
+        self._state.refuse_new_work()
+        self._refuse_overload()
         version = self._state.version_of(request.policy_id)
         model = self._engine.identity
         request = complete(request, model, self._engine.capabilities)
@@ -154,7 +177,7 @@ class RunRegistry:
             raise
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
-        run = Run(request, self._engine, self._state)
+        run = Run(request, self._engine, self._state, max_event_bytes=max_event_bytes(self._options))
         self._active[request.request_id] = run
         run.on_end(self._retain)
         return run

@@ -7,16 +7,19 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
+import numpy as np
+
 from skyrl_rollout.errors import RolloutError
 from skyrl_rollout.server.admission import GenerationRequest, engine_request
-from skyrl_rollout.server.engine import Engine, SampleEnded, TokensMade
-from skyrl_rollout.server.events import Event, Heartbeat, Started, TokenDelta, WorkPhase
+from skyrl_rollout.server.engine import Engine, PromptRead, SampleEnded, TokensMade
+from skyrl_rollout.server.events import Event, Heartbeat, Started, WorkPhase
 from skyrl_rollout.server.leases import Lease
 from skyrl_rollout.server.replay import EventLog
 from skyrl_rollout.server.samples import SampleStream
 from skyrl_rollout.server.signals import Signal
 from skyrl_rollout.server.state import EngineState, ServerState
 from skyrl_rollout.tokens import FinishReason
+from skyrl_rollout.wire import LOGPROB_DTYPE
 
 logger = logging.getLogger(__name__)
 EVENT_OVERHEAD_BYTES = 200
@@ -26,7 +29,7 @@ ABORT_PATIENCE_S = 1.0
 class Run:
     """Queued until the server serves the wanted version, then running, then ended and kept for replay."""
 
-    def __init__(self, request: GenerationRequest, engine: Engine, state: ServerState) -> None:
+    def __init__(self, request: GenerationRequest, engine: Engine, state: ServerState, *, max_event_bytes: int) -> None:
         self.request = request
         self.log = EventLog()
         self.samples: list[SampleStream] = []
@@ -34,6 +37,7 @@ class Run:
         self.calls = 0
         self.detached = Lease(self.drop)
         self._engine, self._state = engine, state
+        self._max_event_bytes = max_event_bytes
         self._flush_timer: asyncio.TimerHandle | None = None
         self._stopped_by_commit = False
         self._task = asyncio.create_task(self._execute(), name=f"generate {request.request_id}")
@@ -121,19 +125,42 @@ class Run:
                     self._take_tokens(item)
                 elif isinstance(item, SampleEnded):
                     self._finish_sample(self.samples[item.sample_index], item)
+                else:
+                    self._tell_started(item)
 
     def _begin(self, version: int) -> None:
+        """The engine holds work from here on; readers learn that once it has read the prompt, where it tells so."""
         self.samples = [SampleStream(i, version) for i in range(self.request.num_samples)]
-        r = self.request
-        self._append(Started(self._state.instance_id, version, r.sampling, r.mode, r.prompt_digest))
+        offers = self._engine.capabilities
+        if not (offers.prompt_logprobs or offers.cached_prompt_tokens):
+            self._tell_started(PromptRead())
+
+    def _tell_started(self, read: PromptRead) -> None:
+        if self.log.last_seq:
+            raise ValueError("the engine yielded PromptRead after its first token, or twice")
+        r, logprobs = self.request, np.full(self.request.prompt_last_n, np.nan, LOGPROB_DTYPE)
+        if read.logprobs is not None:
+            logprobs[:] = read.logprobs
+        started = Started(
+            self._state.instance_id,
+            self.samples[0].first_version,
+            r.sampling,
+            r.mode,
+            r.prompt_digest,
+            read.cached_tokens,
+            logprobs.tobytes(),
+        )
+        self._append(started)
         self.changed.fire()
 
     def _take_tokens(self, made: TokensMade) -> None:
         sample = self.samples[made.sample_index]
-        waiting = sample.add(made.token_ids, made.logprobs)
-        if self.request.final_only:
+        waiting = sample.add(made.token_ids, made.logprobs, made.top, made.extras)
+        if waiting * sample.row_nbytes >= self._max_event_bytes:
+            self._flush(sample)
+        elif self.request.final_only:
             return
-        if waiting >= self.request.min_tokens_per_event:
+        elif waiting >= self.request.min_tokens_per_event:
             self._flush(sample)
         elif waiting and self._flush_timer is None:
             loop = asyncio.get_running_loop()
@@ -146,7 +173,7 @@ class Run:
                 self._flush(sample)
 
     def _flush(self, sample: SampleStream) -> None:
-        for delta in sample.take():
+        for delta in sample.take(self._max_event_bytes):
             self._append(delta)
         self.changed.fire()
 
@@ -154,14 +181,15 @@ class Run:
         reason = ended.reason
         if self._stopped_by_commit and reason is FinishReason.ABORTED:
             reason = FinishReason.VERSION_CHANGED
-        for delta in sample.take():
+        for delta in sample.take(self._max_event_bytes):
             self._append(delta)
         self._append(sample.finish(reason, ended.stop_match, ended.num_preemptions))
         self.changed.fire()
 
     def _append(self, event: Event) -> None:
-        nbytes = len(event.token_ids) + len(event.logprobs) if isinstance(event, TokenDelta) else 0
-        self.log.append(event, nbytes + EVENT_OVERHEAD_BYTES)
+        if not self.log.last_seq and not isinstance(event, Started):
+            self._tell_started(PromptRead())  # it ended before the prompt was read
+        self.log.append(event, event.nbytes + EVENT_OVERHEAD_BYTES)
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self.detached.release()

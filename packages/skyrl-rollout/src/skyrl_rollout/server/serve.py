@@ -22,6 +22,7 @@ from skyrl_rollout.server.health import SERVICES, HealthService, watch_for_wedge
 from skyrl_rollout.server.lifetime import ParentWatch, drain, kill_own_group, stop_requested
 from skyrl_rollout.server.options import ServerOptions
 from skyrl_rollout.server.parts import ServerParts, assemble
+from skyrl_rollout.server.scoring import Scorer
 from skyrl_rollout.server.weights import WeightService
 from skyrl_rollout.v1 import control_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
 from skyrl_rollout.weights.shm import remove_stale
@@ -113,7 +114,7 @@ async def _serve(
 def _server(parts: ServerParts) -> grpc.aio.Server:
     options = parts.options
     server = grpc.aio.server(options=_channel_options(options))
-    generation_pb2_grpc.add_RolloutServiceServicer_to_server(RolloutService(parts.runs), server)
+    generation_pb2_grpc.add_RolloutServiceServicer_to_server(_rollout(parts), server)
     control_pb2_grpc.add_EngineServiceServicer_to_server(EngineService(parts), server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(WeightService(parts), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(parts.state), server)
@@ -121,6 +122,10 @@ def _server(parts: ServerParts) -> grpc.aio.Server:
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         reflection.enable_server_reflection((*SERVICES, health_name, reflection.SERVICE_NAME), server)
     return server
+
+
+def _rollout(parts: ServerParts) -> RolloutService:
+    return RolloutService(parts.runs, Scorer(parts.engine, parts.state, parts.runs, parts.options))
 
 
 def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
