@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from skyrl_rollout.errors import Cancelled, DeadlineExceeded, RolloutError, ServerUnreachable, from_rpc_error
+from skyrl_rollout.security import ANONYMOUS, Credentials
 
 
 class Deadline:
@@ -56,10 +57,15 @@ class Caller:
     away_s: how long it may be unreachable before a call fails (None: until its deadline).
     """
 
-    def __init__(self, url: str, metadata: tuple[tuple[str, str], ...] = (), *, away_s: float | None = None) -> None:
+    def __init__(self, url: str, credentials: Credentials = ANONYMOUS, *, away_s: float | None = None) -> None:
         self.url = url
-        self.metadata = metadata
         self.away_s = away_s
+        self._credentials = credentials
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with a call that begins now; a token that was replaced in its file is the new one."""
+        return self._credentials.metadata()
 
     async def __call__(self, method: Callable[..., Any], request: object, *, what: str, timeout_s: float) -> Any:
         """Every request of the protocol is safe to send again (op ids, update ids), so a broken connection is retried

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from skyrl_rollout.security import ANONYMOUS, Credentials
+from skyrl_rollout.rotating_channel import RotatingChannel
+from skyrl_rollout.security import Credentials
 
 FORMS = "grpc://host:port, grpcs://host:port or unix:///path/to/socket"
 MAX_MESSAGE_BYTES = 64 << 20  # what this side accepts; a receiver must raise gRPC's 4 MiB itself
@@ -58,9 +59,11 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel with a connection of its own, so that bulk bytes on one never delay another. Nothing is dialled yet.
 
-    Raises ValueError for a bad url, and for a bearer token that would cross a network in clear text.
+    credentials: None takes what the environment names. Those read from files are read again when the files change: new
+    calls then go over a new connection. Raises ValueError for a bad url, and for a bearer token that would cross a
+    network in clear text.
     """
-    endpoint, credentials = parse_url(url), credentials or ANONYMOUS
+    endpoint, shown = parse_url(url), Credentials.from_environment() if credentials is None else credentials
     options = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", -1),
@@ -73,8 +76,12 @@ def open_channel(
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.enable_retries", 0),  # retried by us, where the time left and the request id are known
     ]
-    if endpoint.scheme == "grpcs":
-        return grpc.aio.secure_channel(endpoint.target, credentials.tls(), options=options)
-    if credentials.token is not None and not endpoint.is_local:
-        raise ValueError(f"a bearer token would cross the network in clear text to {url}: use grpcs://")
-    return grpc.aio.insecure_channel(endpoint.target, options=options)
+    if endpoint.scheme != "grpcs":
+        if shown.token is not None and not endpoint.is_local:
+            raise ValueError(f"a bearer token would cross the network in clear text to {url}: use grpcs://")
+        return grpc.aio.insecure_channel(endpoint.target, options=options)
+
+    def dial() -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(endpoint.target, shown.read_again().tls(), options=options)
+
+    return dial() if shown.files is None else RotatingChannel(dial, shown.files.stamp)

@@ -112,6 +112,18 @@ class MissingCapability(RolloutError):
         )
 
 
+class Unauthenticated(RolloutError):
+    """The call carries no credential that this server knows."""
+
+    code, reason = grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"
+
+
+class PermissionDenied(RolloutError):
+    """The caller is known, and its role may not do this; `details["role_needed"]` is the one that may."""
+
+    code, reason = grpc.StatusCode.PERMISSION_DENIED, "ROLE"
+
+
 class Fenced(RolloutError):
     """A trainer with a higher epoch owns this server: stop."""
 
@@ -223,6 +235,8 @@ _BARE_CODES: Mapping[grpc.StatusCode, type[RolloutError]] = {
     grpc.StatusCode.CANCELLED: Cancelled,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.UNIMPLEMENTED: MissingCapability,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.DATA_LOSS: CorruptBytes,
 }

@@ -27,7 +27,7 @@ from skyrl_rollout.errors import (
     from_rpc_error,
 )
 from skyrl_rollout.protocol import PROTOCOL_MINOR, build, check_server
-from skyrl_rollout.security import ANONYMOUS, Credentials
+from skyrl_rollout.security import Credentials
 from skyrl_rollout.server_info import ServerInfo, info_from_pb
 from skyrl_rollout.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
 from skyrl_rollout.weights import inline
@@ -87,11 +87,11 @@ class ServerUpdate:
     compression: str = "none"
 
     def __post_init__(self) -> None:
-        credentials = self.target.credentials or ANONYMOUS
+        credentials = self.target.credentials or Credentials.from_environment()
         self._channel = open_channel(self.target.url, credentials)
         self._engine = control_pb2_grpc.EngineServiceStub(self._channel)
         self._weights = weights_pb2_grpc.WeightServiceStub(self._channel)
-        self._call = Caller(self.target.url, credentials.metadata(), away_s=self.away_s)
+        self._call = Caller(self.target.url, credentials, away_s=self.away_s)
         self.info: ServerInfo
 
     def _fence(self) -> control_pb2.Fence:
