@@ -20,7 +20,7 @@ from skyrl.train.policy.publishing import Publisher, cast_layouts, tensor_layout
 from skyrl.train.rollouts import watch
 from skyrl.train.rollouts.service import RolloutService
 from skyrl.train.rollouts.watch import ServerDied
-from skyrl_rollout.errors import DeadlineExceeded, ModelMismatch, ServerUnreachable
+from skyrl_rollout.errors import DeadlineExceeded, Fenced, ModelMismatch, ServerUnreachable
 from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.tokens import LogprobMode, Sampling
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
@@ -43,6 +43,9 @@ class Checkpoint:
         return self._publisher.publish(
             layout, self.tensors.items(), targets, target_version=target_version, timeout_s=timeout_s
         )
+
+    def catch_up(self, targets: Sequence[PublishTarget], *, timeout_s: float) -> PublishReport:
+        return self._publisher.catch_up(targets, timeout_s=timeout_s)
 
     def close(self) -> None:
         self._publisher.close()
@@ -205,14 +208,99 @@ async def test_an_external_server_that_stays_away_ends_the_work_that_waits_for_i
         await service.close()
 
 
-async def test_an_external_server_that_was_replaced_is_not_taken_for_the_old_one(monkeypatch):
-    monkeypatch.setattr(watch, "EXTERNAL_POLL_S", 0.2)
+def listen_of(server: ReferenceServer) -> str:
+    return server.url.removeprefix("grpc://")
+
+
+async def until(holds: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def test_a_server_that_restarts_gets_the_weights_before_it_serves(checkpoint):
     with reference_server() as first:
         service = await RolloutService.open(config(first.url), TINY_MODEL)
+        await service.publish(checkpoint, step=0)
+        await service.publish(checkpoint, step=1)
         first.kill()
-        with (
-            ReferenceServer("--model", str(TINY_MODEL), listen=first.url.removeprefix("grpc://")),
-            pytest.raises(ServerDied, match="was replaced by another process"),
-        ):
-            await until_it_raises(service.server_alive_or_raise)
+        with ReferenceServer("--model", str(TINY_MODEL), listen=listen_of(first)) as second:
+            generation = await service.pool.generate(
+                np.arange(5), Sampling(max_tokens=3, seed=1), mode=LogprobMode.RAW, timeout_s=30
+            )
+            assert set(generation.samples[0].weight_versions) == {2}
+            assert service.pool.replicas[0].instance_id == generation.instance_id
+            assert service.metrics()["rollouts/num_catch_ups"] == 1
+            await service.publish(checkpoint, step=2)
+            assert service.version == 3 and second.alive
         await service.close()
+
+
+@pytest.mark.ci
+async def test_the_run_goes_on_without_a_lost_server_says_so_and_takes_it_back(checkpoint, caplog, monkeypatch):
+    monkeypatch.setattr("skyrl_rollout.weights.publisher.AWAY_S", 0.5)
+    with reference_server() as one, reference_server() as two:
+        service = await RolloutService.open(config(one.url, two.url), TINY_MODEL)
+        await service.publish(checkpoint, step=0)
+        two.kill()
+        report = await service.publish(checkpoint, step=1)
+        assert report.committed == (one.url,) and service.version == 2
+        assert f"{two.url} missed version 2 and gets no work until it has it" in caplog.text
+        assert service.metrics()["rollouts/num_servers_missed_publish"] == 1
+        await until(lambda: service.metrics()["rollouts/num_servers_away"] == 1)
+        for i in range(4):
+            generation = await service.pool.generate(
+                np.arange(5), Sampling(max_tokens=3), mode=LogprobMode.RAW, timeout_s=30, affinity=str(i)
+            )
+            assert set(generation.samples[0].weight_versions) == {2}
+        with ReferenceServer("--model", str(TINY_MODEL), listen=listen_of(two)):
+            await until(lambda: [r.version for r in service.pool.replicas] == [2, 2])
+            await until(lambda: "caught up with version 2 and serves again" in caplog.text)
+            report = await service.publish(checkpoint, step=2)
+            assert len(report.committed) == 2 and not report.failed
+        await service.close()
+
+
+@pytest.mark.ci
+async def test_servers_join_and_leave_with_the_file_that_names_them(checkpoint, tmp_path, caplog):
+    named = tmp_path / "servers.txt"
+    with reference_server() as one, reference_server() as two, ReferenceServer() as other_model:
+        named.write_text(f"# ours\n{one.url}\n")
+        service = await RolloutService.open(config(f"file://{named}"), TINY_MODEL)
+        await service.publish(checkpoint, step=0)
+        named.write_text(f"{one.url}  # the first\n\n{two.url}\n")
+        await until(lambda: [r.version for r in service.pool.replicas] == [1, 1])
+        named.write_text("grpc://nowhere\n")
+        await until(lambda: "servers.txt, line 1" in caplog.text)
+        assert len(service.pool.replicas) == 2
+        named.write_text(f"{two.url}\n{other_model.url}\n")
+        await until(lambda: "serves another model" in caplog.text)
+        assert one.url not in [r.url for r in service.pool.replicas]
+        await service.publish(checkpoint, step=1)
+        generation = await service.pool.generate(
+            np.arange(5), Sampling(max_tokens=3), mode=LogprobMode.RAW, timeout_s=30
+        )
+        assert set(generation.samples[0].weight_versions) == {2}
+        assert generation.instance_id == service.pool.replicas[0].instance_id
+        await service.close()
+
+
+@pytest.mark.ci
+async def test_a_trainer_that_was_replaced_cannot_take_a_server_back_by_its_restart(checkpoint):
+    with reference_server() as one, reference_server() as two:
+        zombie = await RolloutService.open(config(one.url, two.url), TINY_MODEL)
+        await zombie.publish(checkpoint, step=0)
+        heir = await RolloutService.open(config(one.url), TINY_MODEL)
+        await heir.publish(checkpoint, step=0)
+        with pytest.raises(Fenced):
+            await zombie.publish(checkpoint, step=1)
+        two.kill()
+        gone = zombie.pool.replicas[1].instance_id
+        with ReferenceServer("--model", str(TINY_MODEL), listen=listen_of(two)):
+            await until(lambda: zombie.pool.replicas[1].instance_id != gone)
+            with pytest.raises(Fenced):
+                await zombie.publish(checkpoint, step=1)
+        await heir.publish(checkpoint, step=1)
+        await zombie.close()
+        await heir.close()

@@ -153,6 +153,7 @@ class RolloutPool:
     async def refresh(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Asks every replica that is not away for its committed versions again; one that does not answer is away."""
         asked = [r for r in self.replicas if r.away_since is None] or list(self.replicas)
+        timeout_s = timeout_s if len(asked) == 1 else min(timeout_s, replicas.SILENCE_S)
         answers = await asyncio.gather(*(r.look(timeout_s=timeout_s) for r in asked), return_exceptions=True)
         failures = [a for a in answers if isinstance(a, BaseException)]
         for replica, answer in zip(asked, answers, strict=True):
@@ -208,9 +209,11 @@ class RolloutPool:
         options: further arguments of `RolloutClient.generate_events`.
         """
         request_id, loop = str(uuid.uuid4()), asyncio.get_running_loop()
+        # a process may have been replaced a moment ago: it is told, too, what is expected of it
+        least = max(min_weight_version or 0, self._expected_version) or None
         ask = Ask(
             request_id, np.asarray(prompt_token_ids), sampling, mode, num_samples, loop.time() + timeout_s,
-            min_weight_version=min_weight_version, on_commit=on_commit, affinity=affinity or request_id,
+            min_weight_version=least, on_commit=on_commit, affinity=affinity or request_id,
             on_progress=on_progress, options=options,
         )  # fmt: skip
 

@@ -87,6 +87,7 @@ class Replica:
         """Takes it for away until its next report."""
         if self.away_since is None:
             self.away_since, self.why_away = time.monotonic(), why
+            log.warning("%s is away: %s", self.url, why)
             self._on_change()
 
     async def is_ending(self) -> bool:
@@ -138,6 +139,8 @@ class Replica:
         if instance_id != self.instance_id:
             log.warning("%s: another process answers (instance %s, version %d)", self.url, instance_id, version)
             self.instance_id, changed = instance_id, True
+        if self.away_since is not None:
+            log.warning("%s is back after %.1f s", self.url, self.away_s)
         if version != self.version or self.away_since is not None:
             changed = True
         self.version, self.away_since, self.why_away = version, None, ""

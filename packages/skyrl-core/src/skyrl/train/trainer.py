@@ -255,6 +255,7 @@ class RayPPOTrainer:
             **generation_metrics(trajectories),
             **logprob_gap_metrics(batch),
             **self.publish_metrics,
+            **self.rollouts.metrics(),
             "trainer/global_step": step,
             "trainer/epoch": self.train_loader.epoch,
             "trainer/weight_version": self.rollouts.version,

@@ -17,7 +17,8 @@ class InferenceEngineConfig(ConfigPart):
     )
     external_server_urls: Texts | None = key(
         None,
-        "Servers that run already: ['grpc://host:port', 'unix:///path']. Nothing is started.",
+        "Servers that run already: ['grpc://host:port', 'unix:///path']. Nothing is started. ['file:///path']: one url "
+        "a line, read again when it changes; servers join and leave the run with it.",
     )
     server_command: str | Texts | None = key(
         None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from skyrl.train.algorithms.reductions import LOSS_REDUCTIONS
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
 from skyrl.train.launch import table
+from skyrl.train.rollouts.members import read_urls, url_file
 from skyrl.train.trackers import TRACKERS
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+$")
@@ -134,8 +135,7 @@ def placement(cfg: Any) -> Iterator[str]:
 def servers(cfg: Any) -> Iterator[str]:
     """Either started or connected to, under an address of the right form."""
     engine, place = cfg.generator.inference_engine, cfg.trainer.placement
-    for url in engine.external_server_urls or ():
-        yield from _server_url(url)
+    yield from _server_urls(engine.external_server_urls)
     if engine.external_server_urls is not None and not engine.external_server_urls:
         yield "generator.inference_engine.external_server_urls=[]: expected at least one url, or leave it out"
     if engine.external_server_urls and engine.run_engines_locally:
@@ -176,6 +176,19 @@ def server_settings(cfg: Any) -> Iterator[str]:
         )
 
 
+def _server_urls(urls: Sequence[str] | None) -> Iterator[str]:
+    """Addresses, or one file that names them."""
+    try:
+        if (path := url_file(urls)) is not None:
+            read_urls(path)
+            return
+    except (OSError, ValueError) as error:
+        yield f"generator.inference_engine.external_server_urls: {error}"
+        return
+    for url in urls or ():
+        yield from _server_url(url)
+
+
 def _server_url(url: str) -> Iterator[str]:
     key = "generator.inference_engine.external_server_urls"
     if url.startswith(("http://", "https://")):
@@ -183,7 +196,10 @@ def _server_url(url: str) -> Iterator[str]:
         form = f"{'grpcs' if scheme == 'https' else 'grpc'}://{rest.rstrip('/')}"
         yield f"{key}: {url} is an HTTP address, and rollout servers speak gRPC: write {form} (the server's gRPC port)"
     elif not url.startswith(URL_SCHEMES):
-        yield f"{key}: {url!r} is not an address; write grpc://host:port, grpcs://host:port or unix:///path"
+        yield (
+            f"{key}: {url!r} is not an address; write grpc://host:port, grpcs://host:port or unix:///path, "
+            "or file:///path of a file with one such address a line"
+        )
 
 
 def checkpoints(cfg: Any) -> Iterator[str]:

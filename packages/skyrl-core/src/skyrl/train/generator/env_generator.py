@@ -24,6 +24,7 @@ from skyrl.train.generator.concurrency import Slots, all_of
 from skyrl.train.generator.draft import TrajectoryDraft
 from skyrl.train.generator.sampling import logprob_mode, to_sampling
 from skyrl.train.generator.trajectory import PromptTask, Trajectory
+from skyrl.train.rollouts.members import server_urls
 from skyrl.train.seeds import derive
 
 log = logging.getLogger(__name__)
@@ -262,7 +263,7 @@ class EnvGenerator:
 
     def _samples_at_once(self) -> int:
         engine = self.cfg.generator.inference_engine
-        return engine.max_num_seqs * len(engine.external_server_urls or range(engine.num_engines))
+        return engine.max_num_seqs * (len(server_urls(engine.external_server_urls)) or engine.num_engines)
 
     def _filtered(self, trajectory: Trajectory) -> Trajectory:
         """`zero_reward_on_non_stop` and `apply_overlong_filtering`, for a rollout that did not end by itself."""

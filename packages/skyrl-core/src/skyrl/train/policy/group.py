@@ -88,6 +88,15 @@ class PolicyGroup:
         others = [(layout, None, options)] * (self.num_workers - 1)
         return self._workers.run("publish", [first, *others])[0]
 
+    def catch_up(self, targets: Sequence[PublishTarget], *, timeout_s: float) -> PublishReport:
+        """Gives targets that missed it the last publish again. May be called while another thread trains; ranks in
+        other processes answer after that. Raises RolloutError or ValueError where a target did not get it."""
+        arguments = [(list(targets), timeout_s), *[(None, timeout_s)] * (self.num_workers - 1)]
+        result = self._workers.run("catch_up", arguments)[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
     def save(self, folder: Path) -> None:
         """Everything that a resumed run needs to go on bit for bit with the same number of workers."""
         self._everywhere("save", Path(folder))

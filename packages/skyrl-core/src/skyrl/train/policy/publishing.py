@@ -56,6 +56,11 @@ class Publisher:
         )
         return self._run(work)
 
+    def catch_up(self, targets: Sequence[PublishTarget], *, timeout_s: float) -> PublishReport:
+        """Gives targets the weights that were published last; no tensor is exported again. May be called while another
+        thread computes. Raises ValueError before the first publish, else what `WeightPublisher.catch_up` raises."""
+        return self._run(self._publisher.catch_up(targets, timeout_s=timeout_s))
+
     def close(self) -> None:
         self._publisher.close()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from skyrl_rollout.errors import RolloutError
 from skyrl_rollout.weights.manifest import TensorLayout
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
@@ -112,6 +113,20 @@ class PolicyWorker:
             # a publish that fails half-way must not leave the other ranks in a collective
             for _ in tensors:
                 pass
+
+    def catch_up(
+        self, targets: Sequence[PublishTarget] | None, timeout_s: float
+    ) -> PublishReport | RolloutError | ValueError | None:
+        """Rank 0 sends its last publish again; no rank has to take part. A failure is answered, not raised: it is the
+        server's, and the workers are whole."""
+        if targets is None:
+            return None
+        if self._publisher is None:
+            return ValueError("nothing has been published yet")
+        try:
+            return self._publisher.catch_up(targets, timeout_s=timeout_s)
+        except (RolloutError, ValueError) as error:
+            return error
 
     def save(self, folder: Path) -> None:
         self.backend.save(folder)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from skyrl_rollout.errors import DeadlineExceeded
-from skyrl_rollout.pool import RolloutPool
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 from skyrl.train.launch.server import ServerProcess
+from skyrl.train.rollouts.fleet import CatchesUp, Fleet
+from skyrl.train.rollouts.members import UrlFile, server_urls, url_file
 from skyrl.train.rollouts.watch import ServerWatch, WatchedPool
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 30.0
 
 
-class PublishesWeights(Protocol):
+class PublishesWeights(CatchesUp, Protocol):
     """What is needed of a `policy.group.PolicyGroup`."""
 
     def publish(
@@ -35,19 +36,18 @@ class RolloutService:
     """The rollout servers of one run. Made by `open`; `close` ends whatever `open` started.
 
     `pool` samples from them. `version` is the version published last, 0 before the first publish; `version_of_step`
-    maps each published step to its version, since servers count versions and trainers count steps.
+    maps each published step to its version, since servers count versions and trainers count steps. The run goes on
+    while one server is left: one that misses a publish, restarts or joins gets the weights before it serves.
     """
 
-    def __init__(
-        self, cfg: Any, processes: Sequence[ServerProcess], pool: WatchedPool, watch: ServerWatch, epoch: int
-    ) -> None:
+    def __init__(self, cfg: Any, processes: Sequence[ServerProcess], fleet: Fleet, pool: WatchedPool) -> None:
         self.pool = pool
-        self.epoch = epoch
         self.version = 0
         self.version_of_step: dict[int, int] = {}
         self._publish_timeout_s = cfg.generator.inference_engine.publish_timeout_s
         self._processes = tuple(processes)
-        self._watch = watch
+        self._watch, self._fleet = pool.watch, fleet
+        self._num_missed = 0
 
     @classmethod
     async def open(
@@ -59,39 +59,51 @@ class RolloutService:
         Raises ServerUnreachable for a dead endpoint (within 10 s), ValueError for a wrong one, and what
         `ServerProcess.start` raises. Nothing is left running then.
         """
-        urls = list(cfg.generator.inference_engine.external_server_urls or ())
+        configured = cfg.generator.inference_engine.external_server_urls
+        file = url_file(configured)
+        urls = server_urls(configured)
         processes = [] if urls else await start_servers(cfg, str(model_path), on_wait)
-        pool: RolloutPool | None = None
-        watch: ServerWatch | None = None
+        urls = urls or [p.url for p in processes]
+        pool: WatchedPool | None = None
         try:
-            on_wait("the connection to " + ", ".join(urls or [p.url for p in processes]))
-            pool = await RolloutPool.connect(urls or [p.url for p in processes], timeout_s=CONNECT_TIMEOUT_S)
-            watch = ServerWatch(processes, () if processes else pool.clients)
+            on_wait("the connection to " + ", ".join(urls))
+            pool = await WatchedPool.connect(urls, timeout_s=CONNECT_TIMEOUT_S)
+            pool.watch = ServerWatch(processes, pool)
             owner = f"{cfg.trainer.run_name}@{socket.gethostname()}:{os.getpid()}"
             epoch = await pool.acquire_control(owner, timeout_s=CONTROL_TIMEOUT_S)
-            return cls(cfg, processes, WatchedPool(pool.clients, watch), watch, epoch)
+            fleet = Fleet(pool, owner, epoch, url_file=UrlFile(file, urls) if file is not None else None)
+            return cls(cfg, processes, fleet, pool)
         except BaseException:
-            await _close(processes, pool, watch)
+            await _close(processes, pool, None)
             raise
 
     def server_alive_or_raise(self) -> None:
-        """Raises ServerDied, with the server's last lines, if one of them is gone."""
+        """Raises ServerDied, with the last server's last lines, if none of them is left."""
         self._watch.raise_if_gone()
 
     async def publish(self, policy: PublishesWeights, *, step: int | None = None) -> PublishReport:
         """Makes every server serve the policy's weights, as the highest version of any server plus one.
 
-        On return no new request can get older weights. Raises what `WeightPublisher.publish` raises, or ServerDied.
+        On return no new request can get older weights: a server that failed (`report.failed`, the log and the metrics
+        name it) is STALE and gets no request until it has caught up. Raises what `WeightPublisher.publish` raises, or
+        ServerDied.
         """
         self._watch.raise_if_gone()
         try:
-            report = await self._watch.guard(self._publish(policy))
+            async with self._fleet.lock:
+                report = await self._watch.guard(self._publish(policy))
         except DeadlineExceeded as error:
             key = "generator.inference_engine.publish_timeout_s"
             raise DeadlineExceeded(f"{error.message} ({key}={self._publish_timeout_s:g})") from error
         except MemoryError as error:
             raise MemoryError(f"{error} (generator.inference_engine.weight_sync_backend=inline)") from error
         self.version = report.target_version
+        missed = [r for r in self.pool.replicas if r.url not in report.committed]
+        for r in missed:
+            why = report.failed.get(r.url) or r.why_away or "it is not under this run's control"
+            log.error("%s missed version %d and gets no work until it has it: %s", r.url, self.version, why)
+        self._num_missed = len(missed)
+        self._fleet.tend(policy)
         if step is not None:
             self.version_of_step[step] = self.version
         return report
@@ -107,17 +119,32 @@ class RolloutService:
             )
         report = await asyncio.to_thread(
             policy.publish,
-            [PublishTarget(client.url, self.epoch) for client in self.pool.clients],
+            await self._fleet.targets(),
             target_version=self.pool.highest_version() + 1,
             dtype=dtypes.pop(),
             timeout_s=self._publish_timeout_s,
         )
+        self.pool.expect(report.target_version)
         await self.pool.refresh(timeout_s=CONTROL_TIMEOUT_S)
         return report
 
+    def metrics(self) -> dict[str, float]:
+        """Servers that serve and that do not; samples that moved or were made again since the run began."""
+        replicas, stale = self.pool.replicas, self.pool.stale()
+        return {
+            "rollouts/num_servers": float(len(replicas)),
+            "rollouts/num_servers_away": float(sum(r.away_since is not None for r in replicas)),
+            "rollouts/num_servers_stale": float(len(stale)),
+            "rollouts/num_servers_missed_publish": float(self._num_missed),
+            "rollouts/num_catch_ups": float(self._fleet.num_catch_ups),
+            "rollouts/num_moved_samples": float(self.pool.num_moves),
+            "rollouts/num_kept_tokens": float(self.pool.num_kept_tokens),
+            "rollouts/num_restarted_runs": float(self.pool.num_restarts),
+        }
+
     async def close(self) -> None:
         """Ends the connections, and the servers that `open` started."""
-        await _close(self._processes, self.pool, self._watch)
+        await _close(self._processes, self.pool, self._fleet)
 
 
 async def start_servers(cfg: Any, model_path: str, on_wait: Callable[[str], None]) -> list[ServerProcess]:
@@ -135,12 +162,14 @@ async def start_servers(cfg: Any, model_path: str, on_wait: Callable[[str], None
     return started
 
 
-async def _close(processes: Sequence[ServerProcess], pool: RolloutPool | None, watch: ServerWatch | None) -> None:
+async def _close(processes: Sequence[ServerProcess], pool: WatchedPool | None, fleet: Fleet | None) -> None:
     """Each part is ended whatever happens to the others."""
     ending = [asyncio.to_thread(process.stop) for process in processes]
-    if watch is not None:
-        await watch.close()  # first: a server that we stop is no server that died
+    if fleet is not None:
+        await fleet.close()
     if pool is not None:
+        if hasattr(pool, "watch"):
+            await pool.watch.close()  # first: a server that we stop is no server that died
         ending.insert(0, pool.close())
     for result in await asyncio.gather(*ending, return_exceptions=True):
         if isinstance(result, BaseException):

@@ -1,5 +1,4 @@
-"""Whether the rollout servers are still there, so that work on a dead one ends in an error that names it, not in a
-wait."""
+"""Whether rollout servers are left to work with; where none is, what waits for one ends in an error that names it."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from skyrl_rollout.client import RolloutClient
-from skyrl_rollout.errors import DeadlineExceeded, RolloutError, ServerUnreachable
+from skyrl_rollout.errors import RolloutError, ServerUnreachable
 from skyrl_rollout.pool import RolloutPool
 from skyrl_rollout.tokens import Generation
 
@@ -20,8 +18,8 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 PROCESS_POLL_S = 0.25
-EXTERNAL_POLL_S = 5.0
-# How long a server that somebody else runs may be away: a restart of its network, not of its process.
+EXTERNAL_POLL_S = 1.0
+# How long all servers that somebody else runs may be away: a restart takes its time.
 EXTERNAL_AWAY_S = 60.0
 # A broken connection is seen before the exit of the process behind it.
 NOTICE_S = 2.0
@@ -29,7 +27,7 @@ LAST_LINES = 20
 
 
 class ServerDied(RunFailed):
-    """A rollout server of this run is gone. The message names it and shows what it said last."""
+    """No rollout server of this run is left. The message names the last and shows what it said."""
 
 
 class WatchedProcess(Protocol):
@@ -46,24 +44,24 @@ class WatchedProcess(Protocol):
 
 
 class ServerWatch:
-    """Looks after the processes that this run started, or asks the servers that it did not start whether they are
-    still the same ones."""
+    """Looks after the processes that this run started, or after the servers of `pool` that it did not start. The run
+    goes on while one is left."""
 
-    def __init__(self, processes: Sequence[WatchedProcess], external: Sequence[RolloutClient]) -> None:
-        self._processes = tuple(processes)
-        self._external = tuple(external)
+    def __init__(self, processes: Sequence[WatchedProcess], pool: RolloutPool) -> None:
+        self._processes, self._pool = tuple(processes), pool
+        self._dead: set[str] = set()
         self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._tasks = [asyncio.create_task(self._watch_processes())] if processes else []
-        self._tasks += [asyncio.create_task(self._watch_external(client)) for client in external]
+        watch = self._watch_processes() if processes else self._watch_external()
+        self._task = asyncio.create_task(watch)
 
     def raise_if_gone(self) -> None:
-        """Raises ServerDied once any server is gone."""
+        """Raises ServerDied once no server is left."""
         self._look_at_processes()
         if self._gone.done() and not self._gone.cancelled():
             raise ServerDied(self._gone.result())
 
     async def guard(self, work: Coroutine[Any, Any, R]) -> R:
-        """`work`, ended by ServerDied as soon as a server is gone."""
+        """`work`, ended by ServerDied as soon as no server is left."""
         task = asyncio.create_task(work)
         first: set[asyncio.Future[Any]] = {task, self._gone}
         try:
@@ -81,9 +79,8 @@ class ServerWatch:
                     await task
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         self._gone.cancel()
 
     async def _watch_processes(self) -> None:
@@ -93,32 +90,24 @@ class ServerWatch:
 
     def _look_at_processes(self) -> None:
         for process in self._processes:
-            if not self._gone.done() and not process.alive():
-                said = "\n".join(f"  | {line}" for line in process.last_lines(LAST_LINES)) or "  (it said nothing)"
-                name = f"the rollout server at {process.url} (process {process.pid})"
-                self._gone.set_result(f"{name} died during the run ({process.ended_by}); it said last:\n{said}")
+            if process.url in self._dead or process.alive():
+                continue
+            self._dead.add(process.url)
+            said = "\n".join(f"  | {line}" for line in process.last_lines(LAST_LINES)) or "  (it said nothing)"
+            name = f"the rollout server at {process.url} (process {process.pid})"
+            what = f"{name} died during the run ({process.ended_by}); it said last:\n{said}"
+            if len(self._dead) == len(self._processes):
+                self._say(what)
+            else:
+                log.error("%s\nthe run goes on with the others", what)
 
-    async def _watch_external(self, client: RolloutClient) -> None:
-        instance, clock = client.info.instance_id, asyncio.get_running_loop().time
-        heard = clock()
+    async def _watch_external(self) -> None:
         while not self._gone.done():
             await asyncio.sleep(EXTERNAL_POLL_S)
-            try:
-                info = await client.refresh(timeout_s=EXTERNAL_POLL_S)
-            except (ServerUnreachable, DeadlineExceeded) as error:
-                if clock() - heard > EXTERNAL_AWAY_S:
-                    self._say(f"the rollout server at {client.url} has been away for {EXTERNAL_AWAY_S:g} s: {error}")
-                continue
-            except RolloutError as error:
-                log.warning("asking the rollout server at %s: %s", client.url, error)
-                continue
-            heard = clock()
-            if info.instance_id != instance:
-                self._say(
-                    f"the rollout server at {client.url} was replaced by another process during the run (instance "
-                    f"{instance} became {info.instance_id}), which has none of this run's weights: "
-                    "run again with trainer.resume_mode=latest"
-                )
+            replicas = self._pool.replicas
+            if all(r.away_s > EXTERNAL_AWAY_S for r in replicas):
+                told = "; ".join(f"{r.url} has been away for {r.away_s:.0f} s ({r.why_away})" for r in replicas)
+                self._say(f"no rollout server is left: the one at {told}")
 
     def _say(self, what: str) -> None:
         if not self._gone.done():
@@ -126,12 +115,16 @@ class ServerWatch:
 
 
 class WatchedPool(RolloutPool):
-    """A pool whose generations end at once when a server is gone."""
+    """A pool whose generations end at once when no server is left. num_moves, num_kept_tokens, num_restarts: over all
+    generations so far."""
 
-    def __init__(self, clients: Sequence[RolloutClient], watch: ServerWatch) -> None:
-        super().__init__(clients)
-        self._watch = watch
+    watch: ServerWatch
+    num_moves = num_kept_tokens = num_restarts = 0
 
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         """`RolloutPool.generate`; raises ServerDied too."""
-        return await self._watch.guard(super().generate(*args, **kwargs))
+        generation = await self.watch.guard(super().generate(*args, **kwargs))
+        self.num_moves += generation.num_moves
+        self.num_kept_tokens += generation.num_kept_tokens
+        self.num_restarts += generation.num_restarts
+        return generation
