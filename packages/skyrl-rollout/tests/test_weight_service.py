@@ -311,7 +311,6 @@ async def test_an_update_larger_than_the_memory_is_refused_at_begin(tmp_path: ob
     [
         ("transport", pb.Transport(file=pb.FileTransport(uri="/x")), "transports"),
         ("transport", pb.Transport(collective=pb.CollectiveTransport(backend="nccl")), "transports"),
-        ("kind", "lora", "lora"),
         ("kind", "overwrite", "delta"),
     ],
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from skyrl_rollout.reference.forced import forced_logprobs
+from skyrl_rollout.reference.holdings import Holdings
 from skyrl_rollout.reference.logits import LogitTable, canary_bias, canary_tensor, has_nan
 from skyrl_rollout.reference.model import ModelFolder, built_in
 from skyrl_rollout.reference.prefix_cache import PrefixCache
@@ -25,7 +26,6 @@ from skyrl_rollout.server.engine import (
     EngineRequest,
     EngineScoreRequest,
     ModelIdentity,
-    PlainEngine,
     PromptRead,
     SampleEnded,
     TokensMade,
@@ -42,7 +42,7 @@ TOKEN_DELAY = "token_delay_s"  # the backend option: about so long between two t
 MAX_TOKEN_DELAY_S = 10.0
 
 
-class ReferenceEngine(PlainEngine):
+class ReferenceEngine(Holdings):
     """Implements `server.engine.Engine`. canary: logits also depend on one committed tensor (see `canary_bias`).
 
     token_delay_s: about so long between two tokens of a sample, unless the request has its own.
@@ -77,6 +77,9 @@ class ReferenceEngine(PlainEngine):
             priority=True,
             extras=("routed_experts", "top_p_token_ids"),
             backend_options=(TOKEN_DELAY,),
+            reset_cache=True,
+            sleep_levels=("offload", "discard"),
+            lora=True,
         )
         self._table = LogitTable(seed, self.identity.vocab_size)
         self._is_broken = False  # the canary holds NaN: tokens flow, their logprobs are unknown
@@ -85,7 +88,8 @@ class ReferenceEngine(PlainEngine):
             data = folder.read(self._canary.name) if folder is not None else memoryview(bytes(self._canary.nbytes))
             self._table.bias_V = canary_bias(self._canary, data, self.identity.vocab_size)
             self._is_broken = has_nan(self._canary, data, self.identity.vocab_size)
-        self._adapter_biases: dict[str, np.ndarray] = {}  # policy_id -> float64 [V], on top of the base's logits
+        self._reads_weights = canary
+        self._adapter_biases: dict[str, np.ndarray] = {}
         self.prefix_cache = PrefixCache()
         self._max_running, self._token_delay_s = max_running, token_delay_s
         self._works: dict[str, Work] = {}

@@ -40,7 +40,6 @@ class Row:
         self.work, self.index, self.sampling, self.mode = work, index, s, request.mode
         self.policy_id, self.priority, self.delay_s = request.policy_id, request.priority, delay_s
         self.due_at = 0.0
-        self.num_preemptions = 0
         self.prompt = request.prompt_token_ids
         self.last = ([NO_TOKEN] * CONTEXT + self.prompt[-CONTEXT:].tolist())[-CONTEXT:]
         self.seed = ((s.seed or 0) + index) % 2**64
@@ -49,6 +48,7 @@ class Row:
         self.is_shaped = not s.is_full_distribution or "top_p_token_ids" in request.extras
         self.output: list[int] = []
         self.ended: SampleEnded | None = None
+        self.num_preemptions = 0
         self._stops = frozenset(s.stop_token_ids)
         self._limit = s.max_tokens or 0
         self._tail = ""

@@ -187,6 +187,8 @@ def _cuda_ipc(
                 f"the handle of {h.tensor} must be {IPC_HANDLE_BYTES} bytes and its device_uuid like 'GPU-...', got "
                 f"{len(h.handle)} bytes and {h.device_uuid!r}"
             )
+    if len({h.tensor for h in handles}) != len(handles):
+        raise InvalidRequest("transport.cuda_ipc holds a tensor twice")
     named, wanted = {h.tensor for h in handles}, {t.layout.name for t in update.manifest.tensors}
     if named != wanted:
         odd = sorted(named ^ wanted)

@@ -46,10 +46,9 @@ class EngineMemory:
             raise MissingCapability.named("sleep", f"sleeping with {level.upper()}")
         async with self._pauser.lock:
             self._refuse_unless_awake("Sleep")
-            if self._runs.running or self._runs.waiting:
-                raise WrongState(
-                    f"{self._runs.running} requests run and {self._runs.waiting} wait: let them end or abort them first"
-                )
+            running, waiting = self._runs.running + self._runs.slots_taken, self._runs.waiting
+            if running or waiting:
+                raise WrongState(f"{running} requests run and {waiting} wait: let them end or abort them first")
             if not (was_held := self._pauser.is_held):
                 await self._pauser.stop("keep", clear_cache=True, rejects_new_work=True)
             try:

@@ -144,6 +144,11 @@ class RunRegistry:
         while any(run.calls for run in (*self._active.values(), *self._ended.values())):
             await self.changed.wait()
 
+    @property
+    def slots_taken(self) -> int:
+        """Work that is not a run: scores."""
+        return self._slots_taken
+
     @contextmanager
     def slot(self) -> Iterator[None]:
         """A place among the concurrent requests for work that is not a run. Raises Overloaded."""
