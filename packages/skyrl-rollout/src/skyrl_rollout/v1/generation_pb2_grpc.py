@@ -66,7 +66,10 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Teacher-forced logprobs of given tokens. Capability: score.
+        """Teacher-forced logprobs of given tokens. Capability: score. All responses of a call carry one weight_version and
+        nothing is sent before everything is computed: a pause, or a commit, while it runs makes it start over when the
+        server serves again, under the version that serves then. A call counts against Limits.max_concurrent; its deadline
+        bounds all waiting; dropping it ends the work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
