@@ -18,7 +18,7 @@ def step(ids: list[int], logprobs: list[float], finish: str | None = None, stop:
     """One RequestOutput as vLLM's output processor hands it over."""
     flat = SimpleFlat(logprobs)
     made = SimpleNamespace(token_ids=ids, logprobs=flat, finish_reason=finish, stop_reason=stop)
-    return SimpleNamespace(outputs=[made])
+    return SimpleNamespace(outputs=[made], num_cached_tokens=0, prompt_logprobs=None)
 
 
 class SimpleFlat:

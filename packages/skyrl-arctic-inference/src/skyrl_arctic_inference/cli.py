@@ -34,6 +34,10 @@ def main(argv: list[str] | None = None) -> int:
             enforce_eager=args.enforce_eager,
             seed=args.seed,
             cpu_cores=args.cpu_cores,
+            max_top_logprobs=args.max_top_logprobs,
+            max_loras=args.max_loras,
+            max_lora_rank=args.max_lora_rank,
+            enable_sleep=args.enable_sleep,
         ).with_engine_args(_collected(args.engine_arg))
         options = options_from(args, world_size=settings.tensor_parallel_size)
         from skyrl_arctic_inference.server import run  # imports gRPC; the errors above come at once
@@ -69,6 +73,10 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="cores to which the engine's threads are bound, the last N allowed ones; default OMP_NUM_THREADS or half",
     )
+    group.add_argument("--max-top-logprobs", type=int, default=128, metavar="N", help="per position; default 128")
+    group.add_argument("--max-loras", type=int, default=0, metavar="N", help="adapters beside the base; default none")
+    group.add_argument("--max-lora-rank", type=int, default=16, metavar="R", help="of any adapter; default 16")
+    group.add_argument("--enable-sleep", action="store_true", help="offer Sleep and WakeUp; needs a GPU")
     group.add_argument(
         "--engine-arg",
         action="append",

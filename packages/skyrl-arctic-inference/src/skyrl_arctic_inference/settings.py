@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-WORKER_EXTENSION = "skyrl_arctic_inference.engine.weights_extension.WeightsExtension"
+WORKER_EXTENSION = "skyrl_arctic_inference.engine.worker.WorkerExtension"
+MOST_TOP = 4096  # a position of so many costs the front 100 kB until it is sent
+MOST_LORAS = 256
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for
+# vLLM's CPU kernels give requests without an adapter the last slot's (index -1): there it must stay empty.
+SPARE_LORA_SLOTS = {"cpu": 1, "cuda": 0}
+NO_SLEEP = "off: on a CPU the weights lie in host memory, where sleep would free nothing"
 FIXED = {
     "logprobs_mode": "processed_logprobs",
     "generation_config": "vllm",  # no sampling default from the model's files
@@ -31,7 +37,9 @@ OWN = {
 class ServeSettings:
     """device: "cpu" or "cuda". dtype: "auto" is float32 on a CPU, the checkpoint's own on a GPU. max_model_len, None:
     the model's. kv_cache_gib, None: 1 GiB on a CPU, from gpu_memory_utilization on a GPU. enforce_eager, None: on a CPU
-    only. cpu_cores: cores that the engine's threads are bound to. engine_args: others of vLLM's AsyncEngineArgs.
+    only. cpu_cores: cores that the engine's threads are bound to. max_top_logprobs: the most tokens that a position
+    can report beside its own. max_loras: adapters beside the base, 0 for none. enable_sleep: memory can be given back,
+    on a GPU only. engine_args: others of vLLM's AsyncEngineArgs.
 
     Raises ValueError with the flag's name for what cannot be.
     """
@@ -47,17 +55,25 @@ class ServeSettings:
     enforce_eager: bool | None = None
     seed: int = 0
     cpu_cores: int = 1
+    max_top_logprobs: int = 128
+    max_loras: int = 0
+    max_lora_rank: int = 16
+    enable_sleep: bool = False
     engine_args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         length, kv, share = self.max_model_len, self.kv_cache_gib, self.gpu_memory_utilization
-        rules = (
+        rules: tuple[tuple[str, object, bool, str], ...] = (
             ("--max-model-len", length, length is None or length >= 1, "at least 1"),
             ("--max-num-seqs", self.max_num_seqs, self.max_num_seqs >= 1, "at least 1"),
             ("--gpu-memory-utilization", share, 0 < share <= 1, "above 0 and at most 1"),
             ("--kv-cache-gib", kv, kv is None or kv > 0, "above 0"),
             ("--tensor-parallel-size", self.tensor_parallel_size, self.tensor_parallel_size >= 1, "at least 1"),
             ("--cpu-cores", self.cpu_cores, 1 <= self.cpu_cores <= allowed_cores(), f"1 to {allowed_cores()}"),
+            ("--max-top-logprobs", self.max_top_logprobs, 0 <= self.max_top_logprobs <= MOST_TOP, f"0 to {MOST_TOP}"),
+            ("--max-loras", self.max_loras, 0 <= self.max_loras <= MOST_LORAS, f"0 to {MOST_LORAS}"),
+            ("--max-lora-rank", self.max_lora_rank, self.max_lora_rank in LORA_RANKS, f"one of {LORA_RANKS}"),
+            ("--enable-sleep", "on", not (self.enable_sleep and self.device == "cpu"), NO_SLEEP),
         )
         for flag, value, holds, expected in rules:
             if not holds:
@@ -135,7 +151,18 @@ class ServeSettings:
             "enable_prefix_caching": True,
             "load_format": "safetensors",
             "use_tqdm_on_load": False,
+            "max_logprobs": self.max_top_logprobs,
+            "scheduling_policy": "priority",  # first come, first served among equals
         }
+        if self.max_loras:
+            arguments |= {
+                "enable_lora": True,
+                "max_loras": self.max_loras + SPARE_LORA_SLOTS[self.device],
+                "max_lora_rank": self.max_lora_rank,
+                "lora_target_modules": folder.linear_names(),
+            }
+        if self.enable_sleep:
+            arguments["enable_sleep_mode"] = True
         kv_cache_gib = 1.0 if on_cpu and self.kv_cache_gib is None else self.kv_cache_gib
         if kv_cache_gib is None:
             arguments["gpu_memory_utilization"] = self.gpu_memory_utilization

@@ -41,6 +41,12 @@ class ModelFolder:
     def has_tokenizer(self) -> bool:
         return bool(self.tokenizer_digest)
 
+    def linear_names(self) -> list[str]:
+        """Last parts of the names of all matrices but the embedding and the head: where an adapter can be."""
+        matrices = [t.name.removesuffix(".weight") for t in self.tensors if len(t.shape) == 2]
+        embeddings = {name.removesuffix(".weight") for name in (TIED_HEAD, TIED_EMBEDDING)}
+        return sorted({name.rpartition(".")[2] for name in matrices if name not in embeddings})
+
     def layout(self, dtype: str) -> tuple[TensorLayout, ...]:
         """The tensors as an update must carry them: floating point ones in the served `dtype`."""
         return tuple(TensorLayout(t.name, dtype if t.dtype in FLOATING else t.dtype, t.shape) for t in self.tensors)

@@ -34,6 +34,7 @@ def start_engine(settings: ServeSettings, folder: ModelFolder) -> tuple[VllmEngi
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor import Executor
 
+    from skyrl_arctic_inference.engine.core_calls import add_core_calls
     from skyrl_arctic_inference.engine.steps import StepObserver
     from skyrl_arctic_inference.engine.vllm_engine import VllmEngine
 
@@ -46,6 +47,7 @@ def start_engine(settings: ServeSettings, folder: ModelFolder) -> tuple[VllmEngi
         raise EngineStartError(f"vLLM refuses this model or configuration: {one_line(error)}") from None
     if settings.forks_engine:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM asked for spawn, which imports everything again
+    add_core_calls()
     unwatch = front_watch.watch_forks(lambda: os.sched_setaffinity(0, settings.engine_cores))
     try:
         llm = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=True, log_requests=False)

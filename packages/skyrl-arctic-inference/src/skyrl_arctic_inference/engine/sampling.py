@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from skyrl_rollout.server.engine import EngineRequest
 from skyrl_rollout.tokens import Sampling
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
+
+from skyrl_arctic_inference.engine.spans import GivenSpan
 
 SEED_MODULUS = 1 << 64  # torch generators take unsigned 64 bits
 
@@ -25,11 +28,15 @@ def refuse_changed(sampling: Sampling, *, vocab_size: int) -> None:
         raise ValueError(f"token ids {sorted(set(outside))[:5]} lie outside the vocabulary [0, {vocab_size})")
 
 
-def vllm_sampling(sampling: Sampling, *, sample_index: int, eos_token_ids: tuple[int, ...]) -> SamplingParams:
-    """The parameters of one sample; sample i of a seeded request draws from seed + i.
+def vllm_sampling(
+    request: EngineRequest, *, sample_index: int, eos_token_ids: tuple[int, ...], prompt: GivenSpan | None
+) -> SamplingParams:
+    """The parameters of one sample; sample i of a seeded request draws from seed + i, sample 0 reads the prompt.
 
     End tokens are passed as stop tokens, so that which of them ended a sample is always known.
     """
+    sampling = request.sampling
+    span = prompt if sample_index == 0 else None
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_token_ids))
     seed = None if sampling.seed is None or sampling.is_greedy else (sampling.seed + sample_index) % SEED_MODULUS
     return SamplingParams(
@@ -48,7 +55,9 @@ def vllm_sampling(sampling: Sampling, *, sample_index: int, eos_token_ids: tuple
         presence_penalty=sampling.presence_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias) or None,
-        logprobs=0,  # the sampled token's only
+        logprobs=request.top_logprobs,  # 0: the sampled token's only
+        prompt_logprobs=None if span is None else 0,
+        extra_args=None if span is None else span.as_extra_args(),
         flat_logprobs=True,
         detokenize=bool(sampling.stop_strings),
         output_kind=RequestOutputKind.DELTA,

@@ -1,0 +1,11 @@
+"""Everything that the front calls inside vLLM's workers, as the one class that vLLM mixes into its own worker."""
+
+from __future__ import annotations
+
+from skyrl_arctic_inference.engine.adapters_extension import AdaptersExtension
+from skyrl_arctic_inference.engine.given_logprobs import GivenLogprobs
+from skyrl_arctic_inference.engine.weights_extension import WeightsExtension
+
+
+class WorkerExtension(WeightsExtension, AdaptersExtension, GivenLogprobs):
+    """See its bases."""
