@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 
 from skyrl_rollout.reference.engine import ReferenceEngine
 from skyrl_rollout.server import ServerOptions, serve
-from skyrl_rollout.server.engine import EngineRequest, SampleEnded, TokensMade
+from skyrl_rollout.server.engine import Adapter, EngineRequest, SampleEnded, TokensMade
 from skyrl_rollout.weights.manifest import TensorLayout
 
 
@@ -16,6 +16,24 @@ class FailsToLoad(ReferenceEngine):
     async def load_weights(self, tensors: Iterator[tuple[TensorLayout, memoryview]]) -> None:
         next(tensors)
         raise RuntimeError("the worker died half way")
+
+
+class LoadsSlowly(ReferenceEngine):
+    async def load_weights(self, tensors: Iterator[tuple[TensorLayout, memoryview]]) -> None:
+        await asyncio.sleep(0.5)
+        await super().load_weights(tensors)
+
+
+class FailsOnAdapters(ReferenceEngine):
+    async def load_adapter(self, adapter: Adapter, tensors: Iterator[tuple[TensorLayout, memoryview]]) -> None:
+        if adapter.version > 1:
+            raise RuntimeError("the adapter broke")
+        await super().load_adapter(adapter, tensors)
+
+
+class FailsToSleep(ReferenceEngine):
+    async def sleep(self, level: str) -> int:
+        raise RuntimeError("no room on the host")
 
 
 class Raises(ReferenceEngine):
@@ -50,7 +68,12 @@ class DoesNotStart(ReferenceEngine):
         raise OSError("there is no model here")
 
 
-FAULTS = {cls.__name__: cls for cls in (FailsToLoad, Raises, EndsSilently, Refuses, Wedges, DoesNotStart)}
+FAULTS = {
+    cls.__name__: cls
+    for cls in (
+        FailsToLoad, LoadsSlowly, FailsOnAdapters, FailsToSleep, Raises, EndsSilently, Refuses, Wedges, DoesNotStart,
+    )
+}  # fmt: skip
 
 
 def main() -> int:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2
-from raw_calls import Answer, RawCalls, ask, raw_calls, refused
-from raw_updates import commit, draft, staged, state, version
+from raw_calls import Answer, RawCalls, ask, fence, raw_calls, refused
+from raw_updates import adapter_draft, commit, draft, published, staged, state, version
 from skyrl_rollout.reference.process import ServedProcess
-from skyrl_rollout.v1 import control_pb2
+from skyrl_rollout.v1 import control_pb2, weights_pb2
 
 SCRIPT = str(Path(__file__).with_name("faulty_server.py"))
 
@@ -43,6 +43,54 @@ async def test_weights_that_fail_half_way_poison_the_server_and_say_so() -> None
             assert (await refused(calls.stream(ask(3)))).reason == "POISONED"
             assert (await refused(staged(calls, epoch, draft(2)))).reason == "POISONED"
         assert await asyncio.to_thread(server.stop) == 0
+
+
+async def test_a_commit_whose_reply_is_lost_can_be_asked_for() -> None:
+    with faulty("LoadsSlowly") as server:
+        async with raw_calls(server) as calls:
+            epoch = await calls.epoch()
+            d = await staged(calls, epoch, draft(1))
+            request = weights_pb2.CommitUpdateRequest(fence=fence(epoch), update_id=d.update_id)
+            lost = await refused(calls.weights.CommitUpdate(request, timeout=0.15))
+            assert lost.code is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert await state(calls, d.update_id) == "COMMITTING"
+            busy = calls.weights.AbortUpdate(weights_pb2.AbortUpdateRequest(fence=fence(epoch), update_id=d.update_id))
+            assert (await refused(busy)).code is grpc.StatusCode.FAILED_PRECONDITION
+            again = await commit(calls, epoch, d.update_id, 0)
+            reply = await calls.weights.GetUpdate(weights_pb2.GetUpdateRequest(update_id=d.update_id), timeout=5)
+            assert (reply.state, reply.weight_version) == (weights_pb2.UPDATE_STATE_COMMITTED, 1)
+            assert (again.previous_version, again.weight_version) == (0, 1)
+
+
+async def test_an_adapter_that_fails_is_dropped_and_everything_else_serves_on() -> None:
+    with faulty("FailsOnAdapters") as server:
+        async with raw_calls(server) as calls:
+            epoch = await calls.epoch()
+            await published(calls, epoch, adapter_draft("red", 1, 5))
+            running = [asyncio.create_task(calls.generate(ask(60, policy_id=policy))) for policy in ("red", "")]
+            while (await calls.status()).running < 2:
+                await asyncio.sleep(0.005)
+            d = await staged(calls, epoch, adapter_draft("red", 2, 6))
+            error = await refused(commit(calls, epoch, d.update_id, 1))
+            assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "ADAPTER_FAILED")
+            assert "the adapter broke" in error.message
+            red, base = [await answer for answer in running]
+            assert (red.reason(), base.reason(), len(base.tokens())) == ("ABORTED", "LENGTH", 60)
+            assert [s[2] for s in red.spans()] == [1]
+            assert (await refused(calls.stream(ask(3, policy_id="red")))).reason == "UNKNOWN_POLICY"
+            assert await state(calls, d.update_id) == "FAILED"
+            assert (await calls.status()).state == control_pb2.ENGINE_STATE_SERVING
+            await published(calls, epoch, draft(1))
+
+
+async def test_an_engine_that_cannot_sleep_serves_on() -> None:
+    with faulty("FailsToSleep") as server:
+        async with raw_calls(server) as calls:
+            request = control_pb2.SleepRequest(fence=fence(await calls.epoch()), level=1)
+            error = await refused(calls.engine.Sleep(request, timeout=5))
+            assert "no room on the host" in error.message
+            assert (await calls.status()).state == control_pb2.ENGINE_STATE_SERVING
+            assert len((await calls.generate(ask(3))).tokens()) == 3
 
 
 async def test_an_engine_that_raises_ends_the_stream_with_its_tokens_and_its_words() -> None:

@@ -23,6 +23,7 @@ from raw_updates import (
     draft,
     flipped,
     forcing,
+    in_shards,
     published,
     pull,
     seal,
@@ -38,6 +39,8 @@ from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.v1 import weights_pb2 as pb
 from skyrl_rollout.weights.manifest import TensorLayout
+
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -293,17 +296,102 @@ async def test_an_update_is_aborted_when_its_lease_runs_out(calls: RawCalls, epo
     assert await state(calls, d.update_id) == "ABORTED"
 
 
-async def test_an_update_larger_than_the_memory_is_refused_at_begin(tmp_path: object) -> None:
+async def test_a_large_update_is_refused_at_begin_or_its_memory_comes_back_with_an_abort() -> None:
     with ReferenceServer("--vocab-size", str(1 << 20)) as server:
         async with raw_calls(server) as calls:
             info = await calls.engine.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=10)
-            layout = tuple(wire.layout_from_pb(t) for t in info.model.tensors)
-            d = draft(1, layout=layout)
+            epoch, d = await calls.epoch(), draft(1, layout=tuple(wire.layout_from_pb(t) for t in info.model.tensors))
             far = replace(d.manifest.tensors[-1], offset=1 << 50)
-            d.manifest = replace(d.manifest, tensors=(*d.manifest.tensors[:-1], far))
-            error = await refused(begin(calls, await calls.epoch(), d))
+            huge = replace(d, manifest=replace(d.manifest, tensors=(*d.manifest.tensors[:-1], far)))
+            error = await refused(begin(calls, epoch, huge))
             assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "STAGING_FULL")
             assert len((await calls.generate(ask(2))).tokens()) == 2
+            chunks = [chunk(d, i, min(i + MIB, len(d.shard))) for i in range(0, len(d.shard), MIB)]
+            for until in ("uploaded", "sealed"):
+                update_id, before = f"large {until}", resident_nbytes(server)
+                await begin(calls, epoch, replace(d, update_id=update_id))
+                for c in chunks:
+                    c.update_id = update_id
+                await send(calls, *chunks)
+                if until == "sealed":
+                    await seal(calls, epoch, update_id)
+                assert resident_nbytes(server) - before > 0.9 * len(d.shard)
+                await abort(calls, epoch, update_id)
+                assert resident_nbytes(server) - before < 0.3 * len(d.shard)
+
+
+async def test_a_killed_server_leaves_the_trainers_memory_alone_and_knows_nothing_afterwards() -> None:
+    d = draft(1, forcing(9))
+    with shm_file(bytes(d.shard)) as name, ReferenceServer() as server:
+        before = sorted(os.listdir("/dev/shm"))
+        async with raw_calls(server) as calls:
+            epoch = await calls.epoch()
+            await begin(calls, epoch, d, transport=shm_transport(name, len(d.shard)))
+            await pull(calls, epoch, d.update_id)
+        await asyncio.to_thread(server.kill)
+        assert name in os.listdir("/dev/shm")
+        assert set(os.listdir("/dev/shm")) <= set(before)
+        with ReferenceServer() as again:
+            async with raw_calls(again) as calls:
+                assert await version(calls) == 0
+                gone = calls.weights.GetUpdate(pb.GetUpdateRequest(update_id=d.update_id), timeout=5)
+                assert (await refused(gone)).reason == "UNKNOWN_UPDATE"
+
+
+@pytest.mark.parametrize("compression", [pb.COMPRESSION_NONE, pb.COMPRESSION_ZSTD])
+async def test_shards_travel_beside_each_other(calls: RawCalls, epoch: int, compression: int) -> None:
+    now = await version(calls)
+    embed = np.random.default_rng(1).random((64, 16), np.float32)
+    d, shards = in_shards(draft(now + 1, forcing(22) | {"model.embed_tokens.weight": embed}))
+    await begin(calls, epoch, d, compression=compression)
+
+    def chunks(shard: int) -> list[pb.UploadChunksRequest]:
+        made, size = [], len(shards[shard]) // 3 + 1
+        for start in range(0, len(shards[shard]), size):
+            data = shards[shard][start : start + size]
+            data = zstandard.compress(data) if compression == pb.COMPRESSION_ZSTD else data
+            made.append(chunk(replace(d, shard=bytearray(data)), 0, len(data), shard=shard, offset=start))
+        return made
+
+    first = chunks(0)
+    await send(calls, *first[:1])
+    unfinished = await refused(seal(calls, epoch, d.update_id))
+    assert (unfinished.code, "{0:" in unfinished.message) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+    replies = await asyncio.gather(*(send(calls, *chunks(shard)) for shard in range(len(shards))))
+    assert [(r.shard, r.durable_offset) for r in replies] == [(i, len(s)) for i, s in enumerate(shards)]
+    first[0].shard = 9
+    unknown = await refused(send(calls, first[0]))
+    assert (unknown.code, "shard 9" in unknown.message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    await seal(calls, epoch, d.update_id)
+    await commit(calls, epoch, d.update_id, now)
+    assert (await calls.generate(ask(3))).tokens() == [22] * 3
+
+
+async def test_a_manifest_at_odds_with_itself_is_refused(calls: RawCalls, epoch: int) -> None:
+    now = await version(calls)
+    good = draft(now + 1)
+    first, second, third = good.manifest.tensors
+    for tensors, said in (
+        ((first, second, second), "twice"),
+        ((first, replace(second, offset=first.offset + 4), third), "overlap"),
+        ((first, second, replace(third, content_digest=b"short")), "content_digest"),
+        ((), "names no tensor"),
+    ):
+        d = replace(good, manifest=replace(good.manifest, tensors=tensors))
+        error = await refused(begin(calls, epoch, d))
+        assert (error.code, said in error.message) == (grpc.StatusCode.INVALID_ARGUMENT, True), error.message
+    manifest = wire.manifest_to_pb(good.manifest)
+    manifest.digest = bytes(16)
+    assert "manifest.digest" in (await refused(begin(calls, epoch, good, manifest=manifest))).message
+    for fields, said in (
+        ({"transport": pb.Transport()}, "set one of inline"),
+        ({"compression": 9}, "compression is 9"),
+        ({"update_id": ""}, "update_id"),
+        ({"lease": Duration(seconds=90_000)}, "at most 86400"),
+    ):
+        error = await refused(begin(calls, epoch, good, **fields))
+        assert (error.code, said in error.message) == (grpc.StatusCode.INVALID_ARGUMENT, True), error.message
+    assert (await calls.status()).open_update_id == ""
 
 
 @pytest.mark.parametrize(
@@ -325,6 +413,10 @@ async def test_kinds_and_transports_that_are_not_offered_are_named(
         fields = {"manifest": manifest}
     error = await refused(begin(calls, epoch, d, **fields))
     assert (error.code, error.details["capability"]) == (grpc.StatusCode.UNIMPLEMENTED, capability)
+
+
+def resident_nbytes(server: ReferenceServer) -> int:
+    return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def maps(server: ReferenceServer) -> str:
