@@ -1,11 +1,13 @@
 """Two parts of one sample become one: every token keeps its logprob and its version, and its end is the last one's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from skyrl_rollout.failover import can_continue
 from skyrl_rollout.seeds import SEED_MASK, continued_seed
 from skyrl_rollout.splice import ended, spliced
-from skyrl_rollout.tokens import FinishReason, Sample, Sampling
+from skyrl_rollout.tokens import FinishReason, Sample, Sampling, TopK
 from skyrl_rollout.versions import VersionLedger, versions_per_token
 
 
@@ -32,6 +34,21 @@ def test_the_parts_follow_each_other_and_equal_versions_make_one_span():
     assert [(s.start, s.length, s.weight_version) for s in whole.spans] == [(0, 1, 1), (1, 3, 2), (4, 1, 3)]
     assert versions_per_token(whole.spans, 5).tolist() == whole.weight_versions.tolist()
     assert whole.finish_reason is FinishReason.EOS and whole.instance_ids == ("a", "b") and whole.num_preemptions == 2
+
+
+def test_what_travels_beside_the_tokens_is_joined_with_them():
+    first, second = (
+        replace(
+            part(ids, 1, "a"),
+            top=TopK(np.array(ids)[:, None], np.zeros((len(ids), 1), np.float32)),
+            extras={"top_p_token_ids": np.array([[i] * len(ids) for i in ids])},
+        )
+        for ids in ([5, 6], [7])
+    )
+    whole = spliced(first, second)
+    assert whole.top is not None and whole.top.token_ids.tolist() == [[5], [6], [7]]
+    assert whole.extras["top_p_token_ids"].tolist() == [[5, 5], [6, 6], [7, -1]]
+    assert spliced(first, part([], 1, "b")).top is first.top
 
 
 def test_a_sample_whose_end_alone_was_lost_is_known_by_its_last_token():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from skyrl_rollout.columns import joined_extras, joined_top
 from skyrl_rollout.tokens import FinishReason, Sample, Sampling, VersionSpan
 
 
@@ -27,6 +28,8 @@ def spliced(first: Sample | None, second: Sample) -> Sample:
         logprobs=np.concatenate([first.logprobs, second.logprobs]),
         weight_versions=np.concatenate([first.weight_versions, second.weight_versions]),
         spans=tuple(spans),
+        top=joined_top([first.top, second.top]) if len(second.token_ids) else first.top,
+        extras=joined_extras([first.extras, second.extras]) if len(second.token_ids) else first.extras,
         invalid_logprobs=first.invalid_logprobs + second.invalid_logprobs,
         num_preemptions=first.num_preemptions + second.num_preemptions,
         instance_ids=tuple(dict.fromkeys((*first.instance_ids, *second.instance_ids))),
