@@ -43,7 +43,7 @@ async def test_the_ready_line_names_url_instance_model_and_version(server: Refer
     assert server.ready["instance"] == info.instance_id
     assert (server.ready["model"], server.ready["version"]) == ("reference", "0")
     assert info.capabilities.abort
-    assert not info.capabilities.score
+    assert not info.capabilities.delta
     assert list(info.capabilities.transports) == ["inline", "shm"]
 
 

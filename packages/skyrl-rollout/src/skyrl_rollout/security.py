@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import grpc
@@ -31,14 +32,26 @@ class CredentialFiles:
         """Changes when the content of a TLS file does."""
         return tuple(file_stamp(path) for path in (self.roots, self.certificate, self.private_key) if path is not None)
 
+    def check(self) -> None:
+        """Raises ValueError unless the TLS files hold certificates, and a key that belongs to the client's."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            if self.roots is not None:
+                context.load_verify_locations(self.roots)
+            if self.certificate is not None and self.private_key is not None:
+                context.load_cert_chain(self.certificate, self.private_key)
+        except ssl.SSLError as error:
+            names = ", ".join(str(p) for p in (self.roots, self.certificate, self.private_key) if p is not None)
+            raise ValueError(f"the TLS files ({names}) cannot be used: {error.strerror}") from None
+
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """(inode, nanoseconds of the last change, size), or None while there is no such file."""
+    """(inode, nanoseconds of the last change of content or mode, size), or None while there is no such file."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_ctime_ns, found.st_size
 
 
 @dataclass(frozen=True)
@@ -52,11 +65,12 @@ class Credentials:
     certificate_chain: bytes | None = None
     private_key: bytes | None = None
     files: CredentialFiles | None = None
+    _read_last: list[str] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if (self.certificate_chain is None) != (self.private_key is None):
             raise ValueError("a client certificate needs both certificate_chain and private_key, or neither")
-        if self.token is not None and not _is_token(self.token):
+        if self.token is not None and not is_token(self.token):
             raise ValueError("the bearer token must be a non-empty ASCII string without spaces around it, on one line")
 
     @classmethod
@@ -68,7 +82,8 @@ class Credentials:
         certificate: str | Path | None = None,
         private_key: str | Path | None = None,
     ) -> Credentials:
-        """Reads each given file; the token file's surrounding whitespace is dropped. Raises OSError naming the file."""
+        """Reads each given file; the token file's surrounding whitespace is dropped. Raises OSError naming the file,
+        ValueError for one that does not hold what it should."""
         files = CredentialFiles(*(None if p is None else Path(p) for p in (token, roots, certificate, private_key)))
         return cls._read(files)
 
@@ -88,6 +103,7 @@ class Credentials:
 
     @classmethod
     def _read(cls, files: CredentialFiles) -> Credentials:
+        files.check()
         roots, certificate, key = (
             None if path is None else path.read_bytes() for path in (files.roots, files.certificate, files.private_key)
         )
@@ -105,7 +121,9 @@ class Credentials:
                 now = self.files.token.read_text().strip()
             except OSError:
                 now = ""
-            token = now if _is_token(now) else token
+            if is_token(now):
+                self._read_last[:] = [now]
+            token = self._read_last[0] if self._read_last else token
         return () if token is None else (("authorization", f"Bearer {token}"),)
 
     def tls(self) -> grpc.ChannelCredentials:
@@ -115,7 +133,8 @@ class Credentials:
         return f"Credentials(token={'set' if self.token else None}, tls={self.root_certificates is not None})"
 
 
-def _is_token(token: str) -> bool:
+def is_token(token: str) -> bool:
+    """Whether it can be sent as a bearer token."""
     return bool(token) and token.isascii() and token.isprintable() and token == token.strip()
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 from skyrl_rollout.protocol import build
 
 MIB = 1 << 20
+ROLE_NAMES = ("rollout", "control")  # rollout: RolloutService, GetServerInfo, WatchStatus and health; control: all
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """listen: "host:port" (port 0: any free one) or "unix:path". Durations in seconds, sizes in bytes."""
+    """listen: "host:port" (port 0: any free one) or "unix:path". Durations in seconds, sizes in bytes.
+
+    client_roles: (common name of a client certificate, role). token_files: (role, file with one token)."""
 
     listen: str
     max_concurrent: int = 4096
@@ -32,11 +35,15 @@ class ServerOptions:
     update_root: Path | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    client_roles: tuple[tuple[str, str], ...] = ()
+    token_files: tuple[tuple[str, Path], ...] = ()
     server_build: str = build()
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("--tls-certificate and --tls-key go together: give both or none")
+        self._check_roles()
         if not (64 * 1024 <= self.max_chunk_bytes <= 4 * MIB):
             raise ValueError(f"--max-chunk-bytes is {self.max_chunk_bytes}, expected 65536 to {4 * MIB}")
         for name in ("drain_grace_s", "request_retention_s", "wedged_after_s"):
@@ -52,6 +59,18 @@ class ServerOptions:
                 f"--listen {self.listen} can be reached from other machines: give --tls-certificate and --tls-key, "
                 f"or listen on 127.0.0.1 or unix:PATH"
             )
+
+    def _check_roles(self) -> None:
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key: clients are asked over TLS only")
+        if self.client_roles and self.tls_client_ca is None:
+            raise ValueError("--client-role needs --tls-client-ca: names are taken from verified certificates only")
+        for flag, role in (
+            *(("--token-file", role) for role, _ in self.token_files),
+            *(("--client-role", role) for _, role in self.client_roles),
+        ):
+            if role not in ROLE_NAMES:
+                raise ValueError(f"{flag}: {role!r} is no role, expected one of {', '.join(ROLE_NAMES)}")
 
     @property
     def unix_path(self) -> Path | None:
@@ -94,9 +113,28 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         ("update_root", Path, "take weights also from files, in folders below this one"),
         ("tls_certificate", Path, "PEM file; needed to listen beyond this machine"),
         ("tls_key", Path, "PEM file of the certificate's private key"),
+        ("tls_client_ca", Path, "PEM file: let in only clients whose certificate these sign (mTLS)"),
     ):
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, type=kind, default=defaults[name], metavar=kind.__name__.upper(), help=text)
+    group.add_argument(
+        "--client-role",
+        dest="client_roles",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="CN=ROLE",
+        help="what a client certificate of this common name may do: rollout or control; may be repeated",
+    )
+    group.add_argument(
+        "--token-file",
+        dest="token_files",
+        action="append",
+        default=[],
+        type=_role_and_path,
+        metavar="ROLE=PATH",
+        help="ask callers for a bearer token; that in the file gives the role rollout or control; may be repeated",
+    )
     group.add_argument(
         "--delta", action="store_true", help="keep a copy of the committed weights in memory and take changes over it"
     )
@@ -105,4 +143,19 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 def options_from(args: argparse.Namespace, **more: object) -> ServerOptions:
     """ServerOptions from parsed flags; `more` fills what the command itself knows (world_size, server_build)."""
     given = {f.name: getattr(args, f.name) for f in fields(ServerOptions) if hasattr(args, f.name)}
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return ServerOptions(**(given | more))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    left, equals, right = text.rpartition("=")
+    if not (equals and left and right):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form CN=ROLE")
+    return left, right
+
+
+def _role_and_path(text: str) -> tuple[str, Path]:
+    role, equals, path = text.partition("=")
+    if not (equals and role and path):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form ROLE=PATH")
+    return role, Path(path)

@@ -9,12 +9,15 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from skyrl_rollout.server.auth import AuthorizeEachCall, Credentialed
+from skyrl_rollout.server.certificates import ServerCertificates
 from skyrl_rollout.server.control import EngineService
 from skyrl_rollout.server.engine import Engine
 from skyrl_rollout.server.generation import RolloutService
@@ -30,6 +33,7 @@ from skyrl_rollout.weights.shm import remove_stale
 logger = logging.getLogger(__name__)
 EXIT_FAILED = 1
 CLOSE_S = 30.0
+MAX_PENDING_CALLS = 1 << 16
 LAST_CALLS_S = 0.5  # for status and health watchers, which never end by themselves
 
 EngineFactory = Callable[[], Awaitable[Engine]]
@@ -47,7 +51,7 @@ async def serve(
     The engine is built before gRPC starts, because an engine may fork and a forked gRPC deadlocks. An address that is
     taken is reported in one line before the engine is built. A caller that built its engine beforehand may have called
     `refuse_taken_address` and may hand over the `parent` watch it started; `startup_s` has the seconds of its phases,
-    which the ready line shows.
+    which the ready line shows. Raises ValueError for a token or TLS file that cannot be used.
     """
     began = time.monotonic()
     parent = parent or ParentWatch.from_environment(kill_after_s=options.drain_grace_s)
@@ -61,7 +65,7 @@ async def serve(
     if built is None:
         return 0
     try:
-        return await _serve(built, options, stopping, parent, began, startup_s or {})
+        return await _serve(built, options, stopping, parent, (began, startup_s or {}))
     finally:
         await _close(built)
         if parent is not None and parent.is_gone:
@@ -74,14 +78,14 @@ async def _serve(
     options: ServerOptions,
     stopping: asyncio.Future[str],
     parent: ParentWatch | None,
-    began: float,
-    phases_s: Mapping[str, float],
+    started: tuple[float, Mapping[str, float]],
 ) -> int:
+    (began, phases_s), access = started, Access.of(options)
     parts = assemble(engine, options)
     state = parts.state
-    server = _server(parts)
+    server = _server(parts, access)
     try:
-        url = _bind(server, options)
+        url = _bind(server, options, access)
     except (RuntimeError, OSError) as error:
         print(
             f"error: cannot listen on {options.listen}: {error}; choose another --listen", file=sys.stderr, flush=True
@@ -111,9 +115,22 @@ async def _serve(
     return 0
 
 
-def _server(parts: ServerParts) -> grpc.aio.Server:
+@dataclass(frozen=True)
+class Access:
+    """Who is let in: the TLS files, None in clear, and the roles of callers."""
+
+    certificates: ServerCertificates | None
+    credentialed: Credentialed
+
+    @classmethod
+    def of(cls, options: ServerOptions) -> Access:
+        """Raises ValueError for a file that cannot be used."""
+        return cls(ServerCertificates.of(options), Credentialed(options))
+
+
+def _server(parts: ServerParts, access: Access) -> grpc.aio.Server:
     options = parts.options
-    server = grpc.aio.server(options=_channel_options(options))
+    server = grpc.aio.server(options=_channel_options(options), interceptors=_interceptors(access))
     generation_pb2_grpc.add_RolloutServiceServicer_to_server(_rollout(parts), server)
     control_pb2_grpc.add_EngineServiceServicer_to_server(EngineService(parts), server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(WeightService(parts), server)
@@ -122,6 +139,11 @@ def _server(parts: ServerParts) -> grpc.aio.Server:
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         reflection.enable_server_reflection((*SERVICES, health_name, reflection.SERVICE_NAME), server)
     return server
+
+
+def _interceptors(access: Access) -> list[grpc.aio.ServerInterceptor]:
+    """The first is the outermost."""
+    return [] if access.credentialed.is_open else [AuthorizeEachCall(access.credentialed)]
 
 
 def _rollout(parts: ServerParts) -> RolloutService:
@@ -137,17 +159,19 @@ def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", options.keepalive_min_interval_ms),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_permit_without_calls", 1),
+        # calls that wait for their handler: beyond these gRPC itself cancels them, without a reason
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ]
 
 
-def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
+def _bind(server: grpc.aio.Server, options: ServerOptions, access: Access) -> str:
     """Binds the address and returns the url under which clients find it."""
     address = options.listen
     if options.unix_path is not None:
         address = f"unix:{options.unix_path}"
-    if options.tls_certificate is not None and options.tls_key is not None:
-        pair = (options.tls_key.read_bytes(), options.tls_certificate.read_bytes())
-        port, scheme = server.add_secure_port(address, grpc.ssl_server_credentials([pair])), "grpcs"
+    if access.certificates is not None:
+        port, scheme = server.add_secure_port(address, access.certificates.credentials()), "grpcs"
     else:
         port, scheme = server.add_insecure_port(address), "grpc"
     if options.unix_path is not None:
@@ -156,7 +180,9 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
 
 
 def refuse_taken_address(options: ServerOptions) -> None:
-    """Raises OSError when another process listens there; removes a socket file that nobody listens on."""
+    """Raises OSError when another process listens there, ValueError for token or TLS files that cannot be used; removes
+    a socket file that nobody listens on."""
+    Access.of(options)
     path = options.unix_path
     if path is not None:
         if not path.parent.is_dir():
