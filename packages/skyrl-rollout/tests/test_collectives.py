@@ -135,6 +135,21 @@ async def test_a_group_that_does_not_come_about_by_the_deadline_aborts_the_updat
             assert (await calls.generate(ask(3))).tokens() == [8] * 3
 
 
+async def test_another_trainer_may_take_over_while_an_engine_joins() -> None:
+    with serving("NeverJoins") as server:
+        async with raw_calls(server) as calls:
+            epoch = await calls.epoch()
+            d = undigested(draft(1))
+            await begin(calls, epoch, d, transport=collective())
+            joining = asyncio.create_task(refused(pull(calls, epoch, d.update_id)))
+            await asyncio.sleep(0.1)
+            higher = await calls.epoch("the next trainer")
+            assert (await joining).reason == "WRONG_STATE"
+            assert await state(calls, d.update_id) == "ABORTED"
+            await published(calls, higher, draft(1, forcing(8)))
+            assert (await calls.generate(ask(3))).tokens() == [8] * 3
+
+
 async def test_a_group_that_cannot_be_joined_is_told_in_the_engines_words() -> None:
     with serving("CannotJoin") as server:
         async with raw_calls(server) as calls:

@@ -193,6 +193,15 @@ async def test_a_pause_is_idempotent_and_a_wrong_id_is_not_found(calls: RawCalls
     assert (await calls.status()).state == control_pb2.ENGINE_STATE_SERVING
 
 
+async def test_leases_and_names_have_bounds(calls: RawCalls, epoch: int) -> None:
+    long = await refused(pause(calls, epoch, KEEP, lease=Duration(seconds=90_000)))
+    named = await refused(pause(calls, epoch, KEEP, fence=fence(epoch, "x" * 201)))
+    owner = await refused(calls.engine.AcquireControl(control_pb2.AcquireControlRequest(owner="x" * 201), timeout=5))
+    assert {long.code, named.code, owner.code} == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert "at most 86400" in long.message
+    assert (await calls.status()).state == control_pb2.ENGINE_STATE_SERVING
+
+
 async def test_the_end_of_its_lease_ends_the_pause(calls: RawCalls, epoch: int) -> None:
     task = await running(calls, ask(40))
     began = time.monotonic()

@@ -11,6 +11,7 @@ from skyrl_rollout.server import convert
 from skyrl_rollout.server.adapters import adapter_of, check_adapter
 from skyrl_rollout.server.deltas import num_changed
 from skyrl_rollout.server.engine import CollectiveTransfer, Engine, EngineCapabilities
+from skyrl_rollout.server.leases import checked_lease
 from skyrl_rollout.server.options import ServerOptions
 from skyrl_rollout.server.updates import Update
 from skyrl_rollout.v1 import weights_pb2 as pb
@@ -18,7 +19,7 @@ from skyrl_rollout.weights.file import folder_below
 from skyrl_rollout.weights.manifest import Manifest, differences
 from skyrl_rollout.weights.shm import namespace_id
 
-DEFAULT_LEASE_S, MAX_LEASE_S = 300.0, 24 * 3600.0
+DEFAULT_LEASE_S = 300.0
 MAX_UPDATE_ID = 200
 MAX_SHARDS = 1024
 DIGEST_BYTES = 16
@@ -39,9 +40,7 @@ def update_from_pb(request: pb.BeginUpdateRequest, engine: Engine, options: Serv
     shared memory of elsewhere; nothing has happened then."""
     if not 0 < len(request.update_id) <= MAX_UPDATE_ID:
         raise InvalidRequest(f"update_id must have 1 to {MAX_UPDATE_ID} characters: mint a UUID for every update")
-    lease_s = convert.seconds(request, "lease", DEFAULT_LEASE_S) or DEFAULT_LEASE_S
-    if lease_s > MAX_LEASE_S:
-        raise InvalidRequest(f"lease is {lease_s:.0f} s, at most {MAX_LEASE_S:.0f} s are given")
+    lease_s = checked_lease(convert.seconds(request, "lease", DEFAULT_LEASE_S) or DEFAULT_LEASE_S)
     _check_kind(request.manifest, engine.capabilities, options)
     manifest = wire.manifest_from_pb(request.manifest)
     update = Update(request.update_id, manifest, request.transport.WhichOneof("kind") or "", lease_s=lease_s)
@@ -143,9 +142,9 @@ def _shm(update: Update, request: pb.BeginUpdateRequest, offers: EngineCapabilit
             f"the shared memory is of namespace {shm.namespace_id!r}, this server sees {here!r}: "
             f"use the inline transport between hosts"
         )
-    update.segments = {s.shard: s.name for s in shm.segments}
-    missing = sorted(set(update.manifest.shard_nbytes()) - set(update.segments))
-    if missing:
+    named, needed = {s.shard: s.name for s in shm.segments}, set(update.manifest.shard_nbytes())
+    update.segments = {shard: name for shard, name in named.items() if shard in needed}
+    if missing := sorted(needed - set(named)):
         raise InvalidRequest(f"transport.shm names no segment for shards {missing[:20]}")
 
 

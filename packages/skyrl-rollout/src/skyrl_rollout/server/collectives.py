@@ -43,7 +43,10 @@ class Collective:
         """Returns when the trainer may enter. Whatever the engine raises ends the update: it cannot join twice."""
         if self._joining is None:
             self._joining = asyncio.create_task(self._join(), name="join a weight group")
-        await asyncio.shield(self._joining)
+        await asyncio.wait((self._joining,))
+        if self._joining.cancelled():
+            raise WrongState("the update was aborted while the engine joined its group")
+        self._joining.result()
         return
         yield
 

@@ -9,6 +9,7 @@ import grpc.aio
 from skyrl_rollout.errors import InvalidRequest
 from skyrl_rollout.server import convert, description
 from skyrl_rollout.server.answers import answered
+from skyrl_rollout.server.leases import checked_lease
 from skyrl_rollout.server.parts import ServerParts
 from skyrl_rollout.server.pausing import DEFAULT_LEASE_S, PauseReport
 from skyrl_rollout.v1 import control_pb2 as pb
@@ -52,7 +53,7 @@ class EngineService(control_pb2_grpc.EngineServiceServicer):
     async def Pause(self, request: pb.PauseRequest, context: grpc.aio.ServicerContext) -> pb.PauseResponse:
         mode = convert.known(request.mode, convert.MODE_NAMES, "mode", unset=None)
         admission = convert.known(request.admission, convert.ADMISSION_NAMES, "admission", unset="queue")
-        lease_s = convert.seconds(request, "lease", DEFAULT_LEASE_S)
+        lease_s = checked_lease(convert.seconds(request, "lease", DEFAULT_LEASE_S))
         if lease_s == 0:
             raise InvalidRequest("lease is 0 s: the pause would end at once; leave it unset for 60 s")
         await self._parts.guard.admit(request.fence, needs_op_id=True)

@@ -9,6 +9,8 @@ from skyrl_rollout.server.operations import OperationBook
 from skyrl_rollout.server.pausing import Pauser
 from skyrl_rollout.v1 import control_pb2
 
+MAX_NAME = 200  # characters of an owner or an op_id: both are remembered
+
 
 class Guard:
     """Fencing with its consequences: the open update of a fenced trainer is aborted and its pause ended."""
@@ -19,6 +21,8 @@ class Guard:
 
     async def acquire(self, owner: str, claim: int | None) -> tuple[int, int, str]:
         """(epoch, previous epoch, previous owner). Raises Fenced for a claim that is too low."""
+        if len(owner) > MAX_NAME:
+            raise InvalidRequest(f"owner has {len(owner)} characters, at most {MAX_NAME} are kept")
         epoch, previous, previous_owner = self.fencing.acquire(owner, claim)
         if epoch != previous:
             await self._release_all()
@@ -26,9 +30,10 @@ class Guard:
 
     async def admit(self, fence: control_pb2.Fence, *, needs_op_id: bool = False) -> None:
         """Raises Fenced for an epoch below the highest; a higher one takes over."""
-        if needs_op_id and not fence.op_id:
+        if len(fence.op_id) > MAX_NAME or (needs_op_id and not fence.op_id):
             raise InvalidRequest(
-                "fence.op_id is missing: mint a UUID per operation, so that a retry is not a second one"
+                f"fence.op_id must have 1 to {MAX_NAME} characters: mint a UUID per operation, so that a retry is "
+                f"not a second one"
             )
         if self.fencing.admit(fence.trainer_epoch):
             await self._release_all()

@@ -5,6 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from skyrl_rollout.errors import InvalidRequest
+
+MAX_LEASE_S = 24 * 3600.0
+
+
+def checked_lease(seconds: float) -> float:
+    """`seconds`, which a caller chose. Raises InvalidRequest for a lease that would outlive any trainer's silence."""
+    if seconds > MAX_LEASE_S:
+        raise InvalidRequest(f"lease is {seconds:.0f} s, at most {MAX_LEASE_S:.0f} s are given: renew it instead")
+    return seconds
+
 
 class Lease:
     """Calls `expired` once, `seconds` after the last `renew`, unless released."""
