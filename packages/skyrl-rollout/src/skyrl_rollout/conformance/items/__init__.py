@@ -1,0 +1,1 @@
+"""The checks, by theme; which number each has stands in `conformance.table`."""
