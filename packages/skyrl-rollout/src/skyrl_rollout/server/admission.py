@@ -13,6 +13,7 @@ import numpy as np
 
 from skyrl_rollout.errors import InvalidRequest, MissingCapability
 from skyrl_rollout.server.engine import EngineCapabilities, EngineRequest, ModelIdentity
+from skyrl_rollout.server.options import ServerOptions
 from skyrl_rollout.tokens import LogprobMode, Sampling
 
 SEED_LIMIT = 1 << 62  # leaves room for seed + sample index in every engine's signed 64 bits
@@ -103,18 +104,23 @@ def _check_offered(request: GenerationRequest, offers: EngineCapabilities) -> No
             raise MissingCapability.named("backend_options", f"the option {option!r}")
 
 
-def check_size(request: GenerationRequest, model: ModelIdentity, most_bytes: int) -> None:
-    """Raises InvalidRequest where what comes with the tokens of a completed request could exceed `most_bytes`, which
-    the server would have to keep for a reader that comes back."""
-    s = request.sampling
-    per_token = TOP_LOGPROB_BYTES * request.top_logprobs
+def check_size(request: GenerationRequest, model: ModelIdentity, options: ServerOptions) -> None:
+    """Raises InvalidRequest where what travels beside the tokens of a completed request could be too much."""
+    s, row_bytes = request.sampling, TOP_LOGPROB_BYTES * request.top_logprobs
     if "top_p_token_ids" in request.extras:
-        per_token += 4 * (s.top_k if s.top_k > 0 else model.vocab_size)
-    asked = per_token * (s.max_tokens or 0) * request.num_samples
-    if asked > most_bytes:
+        row_bytes += 4 * (min(s.top_k, model.vocab_size) if s.top_k > 0 else model.vocab_size)
+    rows = (s.max_tokens or 0) * request.num_samples
+    check_rows(row_bytes, rows, "lower logprobs.top_k, sampling.top_k, max_tokens or num_samples", options)
+
+
+def check_rows(row_bytes: int, rows: int, remedy: str, options: ServerOptions) -> None:
+    """Raises InvalidRequest where a row does not fit into a message, or all of them not into what the server keeps."""
+    if row_bytes > options.max_message_bytes // 2:
+        raise InvalidRequest(f"{row_bytes} bytes beside each token do not fit into a message: {remedy}")
+    if row_bytes * rows > options.retained_bytes:
         raise InvalidRequest(
-            f"{per_token} bytes beside each of {s.max_tokens} tokens of {request.num_samples} samples could be {asked} "
-            f"bytes, the limit is {most_bytes}: lower logprobs.top_k, sampling.top_k, max_tokens or num_samples"
+            f"{row_bytes} bytes beside each of {rows} tokens are more than the {options.retained_bytes} bytes that an "
+            f"answer may have: {remedy}"
         )
 
 

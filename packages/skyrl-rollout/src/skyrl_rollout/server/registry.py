@@ -175,7 +175,7 @@ class RunRegistry:
         version = self._state.version_of(request.policy_id)
         model = self._engine.identity
         request = complete(request, model, self._engine.capabilities)
-        check_size(request, model, self._options.retained_bytes)
+        check_size(request, model, self._options)
         try:
             self._engine.check(engine_request(request, version, self._state.weight_version))
         except RolloutError:

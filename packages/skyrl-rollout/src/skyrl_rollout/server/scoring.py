@@ -12,7 +12,7 @@ import numpy as np
 
 from skyrl_rollout.columns import cut_rows, joined_top
 from skyrl_rollout.errors import InvalidRequest, MissingCapability, RolloutError
-from skyrl_rollout.server.admission import TOP_LOGPROB_BYTES, cache_key, check_logprobs, check_tokens
+from skyrl_rollout.server.admission import TOP_LOGPROB_BYTES, cache_key, check_logprobs, check_rows, check_tokens
 from skyrl_rollout.server.engine import Engine, EngineScoreRequest, TokensScored
 from skyrl_rollout.server.options import ServerOptions
 from skyrl_rollout.server.registry import RunRegistry, max_event_bytes
@@ -91,9 +91,8 @@ class Scorer:
         if not 0 <= r.temperature < np.inf:
             raise InvalidRequest(f"temperature is {r.temperature}, expected finite and at least 0")
         check_logprobs(r.mode, r.top_logprobs, model, offers)
-        asked = (LOGPROB_BYTES + TOP_LOGPROB_BYTES * r.top_logprobs) * len(r.token_ids)
-        if asked > self._options.retained_bytes:
-            raise InvalidRequest(f"the answer could have {asked} bytes, the limit is {self._options.retained_bytes}")
+        asked = TOP_LOGPROB_BYTES * r.top_logprobs, len(r.token_ids) - r.score_from
+        check_rows(*asked, "lower logprobs.top_k, or score fewer tokens at once", self._options)
         try:
             self._engine.check_score(self._engine_request(r, self._versions(r)))
         except RolloutError:
@@ -121,12 +120,14 @@ class Scorer:
         """None when the server stopped generating, or changed its weights, while it was computed."""
         work = asyncio.create_task(self._collect(request), name=request.request_id)
         try:
-            while not work.done():
+            while True:
                 changed = asyncio.ensure_future(self._state.changed.wait())
                 await asyncio.wait((work, changed), return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
                 if self._state.state not in (EngineState.SERVING, EngineState.DRAINING):
                     return None
+                if work.done():
+                    break
             now = (self._state.version_of(request.policy_id), self._state.weight_version)
             return work.result() if now == versions else None
         finally:
