@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from skyrl_rollout.errors import (
@@ -52,7 +53,8 @@ class CommitReport:
 @dataclass
 class Update:
     """transport: "inline", "shm", "file", or "collective" with its `transfer`. segments: shard -> shared memory name.
-    folder: names from the update root to the folder of files. report: set by the commit."""
+    folder: names from the update root to the folder of files. report: set by the commit. on_move: called after every
+    change of `state`."""
 
     update_id: str
     manifest: Manifest
@@ -64,6 +66,7 @@ class Update:
     lease_s: float = 300.0
     state: UpdateState = UpdateState.OPEN
     report: CommitReport | None = None
+    on_move: Callable[[Update], None] | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_staged(self) -> bool:
@@ -85,6 +88,8 @@ class Update:
         if state not in MOVES.get(self.state, ()):
             raise WrongState(f"update {self.update_id} is {self.state.name}: it cannot become {state.name}")
         self.state = state
+        if self.on_move is not None:
+            self.on_move(self)
 
     def need(self, *states: UpdateState, what: str) -> None:
         """Raises WrongState, naming `what` was asked, unless the update is in one of `states`."""
@@ -94,9 +99,11 @@ class Update:
 
 
 class UpdateBook:
-    """Every update of this instance, the live one and the last ended ones."""
+    """Every update of this instance, the live one and the last ended ones. on_move: called when one is opened and after
+    each change of its state."""
 
     def __init__(self) -> None:
+        self.on_move: Callable[[Update], None] | None = None
         self._updates: OrderedDict[str, Update] = OrderedDict()
         self._committed: OrderedDict[str, tuple[int, tuple[object, ...] | None]] = OrderedDict()
 
@@ -137,12 +144,15 @@ class UpdateBook:
                 details={"update_id": live.update_id},
             )
         self._updates[update.update_id] = update
+        update.on_move = self.on_move
+        if self.on_move is not None and update.is_live:
+            self.on_move(update)
         self._forget_ended()
         return update, True
 
     def committed(self, update: Update, report: CommitReport) -> None:
-        update.move(UpdateState.COMMITTED)
         update.report = report
+        update.move(UpdateState.COMMITTED)
         policy_id = update.manifest.policy_id
         self._committed[policy_id] = (report.weight_version, update.content)
         self._committed.move_to_end(policy_id)
