@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
-from raw_calls import RawCalls, ask, fence, refused
+from raw_calls import RawCalls, ask, fence, raw_calls, refused
 from raw_updates import (
     adapter_draft,
     begin,
@@ -209,6 +209,13 @@ async def test_a_sleeping_server_takes_no_order_but_to_wake_up(calls: RawCalls, 
     assert (await calls.status()).state == pb.ENGINE_STATE_ASLEEP
     assert await wake(calls, higher) == "SERVING"
     assert await wake(calls, higher) == "SERVING"
+
+
+async def test_a_sleeping_server_ends_on_sigterm() -> None:
+    with ReferenceServer() as other:
+        async with raw_calls(other) as calls:
+            await sleep(calls, await calls.epoch(), DISCARD)
+        assert await asyncio.to_thread(other.stop) == 0
 
 
 async def test_sleep_ends_the_pause_that_is_held(calls: RawCalls, epoch: int) -> None:

@@ -20,10 +20,12 @@ RETRY_AFTER_S = 1.0
 
 
 class AdapterShelf:
-    """The adapters that the engine holds, at most `limit`; their versions stand in `ServerState.versions`."""
+    """The adapters that the engine holds, at most `limit` and what fits into it; their versions stand in
+    `ServerState.versions`."""
 
     def __init__(self, engine: Engine, state: ServerState, runs: RunRegistry, *, limit: int) -> None:
-        self._engine, self._state, self._runs, self._limit = engine, state, runs, limit
+        self._engine, self._state, self._runs = engine, state, runs
+        self._limit = min(limit, engine.capabilities.max_adapters or limit)
 
     @property
     def loaded(self) -> list[str]:
@@ -42,7 +44,7 @@ class AdapterShelf:
         if idle is None:
             raise Overloaded(
                 f"{len(loaded)} adapters are loaded, the limit, and each has requests: let those of one end, or start "
-                f"the server with a larger --max-adapters",
+                f"the server with room for more",
                 retry_after_s=RETRY_AFTER_S,
             )
         await self.drop(idle)

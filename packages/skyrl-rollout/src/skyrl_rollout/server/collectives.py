@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from skyrl_rollout.errors import WrongState
 from skyrl_rollout.server.engine import CollectiveTransfer, Engine
@@ -39,7 +39,7 @@ class Collective:
         joining = self._joining
         return joining is not None and joining.done() and not joining.cancelled() and joining.exception() is None
 
-    async def pull(self) -> AsyncIterator[None]:
+    async def pull(self) -> AsyncGenerator[None]:
         """Returns when the trainer may enter. Whatever the engine raises ends the update: it cannot join twice."""
         if self._joining is None:
             self._joining = asyncio.create_task(self._join(), name="join a weight group")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import google_crc32c
 import zstandard
@@ -84,15 +85,16 @@ class Updater:
             data = _decompressed(data, self._max_chunk_bytes)
         return staging.write(shard, offset, data)
 
-    async def pull(self, update_id: str) -> AsyncIterator[tuple[int, int]]:
+    async def pull(self, update_id: str) -> AsyncGenerator[tuple[int, int]]:
         """Fetches the bytes, or joins the group of a collective update; (bytes done, bytes of all), first when the
         source is open. A collective that does not come about, its call cancelled included, is aborted."""
         update, staging = self._open(update_id, "PullUpdate")
         total = sum(update.manifest.shard_nbytes().values()) if update.is_staged else 0
         try:
-            async for _ in staging.pull():
-                yield sum(staging.durable.values()), total
-                self._open(update_id, "PullUpdate")  # a copy that goes on keeps its lease
+            async with aclosing(staging.pull()) as steps:
+                async for _ in steps:
+                    yield sum(staging.durable.values()), total
+                    self._open(update_id, "PullUpdate")  # a copy that goes on keeps its lease
         except BaseException:
             if not update.is_staged and update.state is UpdateState.OPEN:
                 logger.warning("update %s: the group did not come about, it is aborted", update_id)

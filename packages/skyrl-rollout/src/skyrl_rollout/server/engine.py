@@ -52,6 +52,7 @@ class EngineCapabilities:
     reset_cache: bool = False
     sleep_levels: tuple[str, ...] = ()  # of "offload", "discard"
     lora: bool = False
+    max_adapters: int = 0  # that fit at the same time, 0: any number; the kit drops one before it loads one too many
     collectives: tuple[str, ...] = ()  # transports that bring bytes straight to the engine: "nccl", "cuda_ipc", "gloo"
 
 

@@ -6,7 +6,7 @@ import asyncio
 import mmap
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -36,7 +36,7 @@ class Staging(Protocol):
 
     def view(self, spec: TensorSpec) -> memoryview: ...
 
-    def pull(self) -> AsyncIterator[None]:
+    def pull(self) -> AsyncGenerator[None]:
         """Fetches what is missing, one step per item. Raises WrongState where bytes are sent instead, or where there is
         no source; InvalidRequest for one that is refused."""
 
@@ -97,7 +97,7 @@ class InlineStaging(OwnStaging):
         self.durable[shard] = end
         return end
 
-    async def pull(self) -> AsyncIterator[None]:
+    async def pull(self) -> AsyncGenerator[None]:
         raise WrongState("the update was opened for inline bytes: call UploadChunks")
         yield
 
@@ -111,7 +111,7 @@ class CopiedStaging(OwnStaging):
         self._open_shard = open_shard
         self._copying = asyncio.Lock()
 
-    async def pull(self) -> AsyncIterator[None]:
+    async def pull(self) -> AsyncGenerator[None]:
         async with self._copying:
             for shard, size in self._sizes.items():
                 if self.durable[shard] == size:
@@ -146,7 +146,7 @@ class MappedStaging:
     def durable(self) -> dict[int, int]:
         return {shard: size if shard in self._maps else 0 for shard, size in self._sizes.items()}
 
-    async def pull(self) -> AsyncIterator[None]:
+    async def pull(self) -> AsyncGenerator[None]:
         for shard, size in self._sizes.items():
             if shard not in self._maps and size:
                 self._maps[shard] = _opened(map_segment, self._segments[shard], size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc.aio
 
@@ -55,9 +56,10 @@ class WeightService(weights_pb2_grpc.WeightServiceServicer):
     async def PullUpdate(self, request: pb.PullUpdateRequest, context: grpc.aio.ServicerContext) -> None:
         await self._parts.guard.admit(request.fence)
         updater, phase, done, total = self._parts.updater, Phase.PHASE_READY, 0, 0
-        async for done, total in updater.pull(request.update_id):
-            await context.write(Phase(phase=phase, bytes_done=done, bytes_total=total))
-            phase = Phase.PHASE_PROGRESS
+        async with aclosing(updater.pull(request.update_id)) as steps:
+            async for done, total in steps:
+                await context.write(Phase(phase=phase, bytes_done=done, bytes_total=total))
+                phase = Phase.PHASE_PROGRESS
         if updater.releases_source(request.update_id):
             await context.write(Phase(phase=Phase.PHASE_SOURCE_RELEASED, bytes_done=done, bytes_total=total))
 
