@@ -15,16 +15,32 @@ def engine(**keys: object) -> InferenceEngineConfig:
     return InferenceEngineConfig.model_validate(keys)
 
 
-def test_the_workspace_names_vllm_and_the_reference_server() -> None:
+def test_the_workspace_names_vllm_transformers_and_the_reference_server() -> None:
     assert table.find(engine()).package == "skyrl-arctic-inference"
     assert table.find(engine(backend="reference")).package is None
+    assert table.find(engine(backend="transformers")).package is None
+
+
+def test_the_transformers_server_needs_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_the_workspace = table.find(engine(backend="transformers"))
+    file = tmp_path / "servers.toml"
+    file.write_text('[servers.mine]\ncommand = ["serve-it", "{listen}"]\n')
+    monkeypatch.setenv(table.FILE_VARIABLE, str(file))
+    beside_a_table = table.find(engine(backend="transformers"))
+    assert (beside_a_table.command, beside_a_table.options) == (by_the_workspace.command, by_the_workspace.options)
+    monkeypatch.delenv(table.FILE_VARIABLE)
+    monkeypatch.setattr(table, "workspace_root", lambda: None)
+    alone = table.find(engine(backend="transformers"))
+    assert (alone.command, alone.package, alone.root) == (by_the_workspace.command, None, None)
+    with pytest.raises(ValueError, match="no servers table here: this package has transformers"):
+        table.find(engine())
 
 
 def test_an_unknown_server_shows_the_known_ones_and_three_ways_to_name_one() -> None:
     with pytest.raises(ValueError, match="no such server") as caught:
         table.find(engine(backend="vlm"))
     text = str(caught.value)
-    assert "reference, vllm" in text
+    assert "reference, transformers, vllm" in text
     assert "did you mean vllm?" in text
     for form in ("[tool.skyrl.servers.NAME]", "server_command='", "external_server_urls=['grpc://host:50051']"):
         assert form in text

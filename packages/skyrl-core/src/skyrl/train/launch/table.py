@@ -22,6 +22,20 @@ name a server in one of these ways:
   by its command   generator.inference_engine.server_command='my-server --model {model} --listen {listen}'
   by its address   generator.inference_engine.external_server_urls=['grpc://host:50051']"""
 
+# A server of this very package, which needs no table; an entry of that name in a table comes before it.
+BUILT_IN: dict[str, dict[str, Any]] = {
+    "transformers": {
+        "command": ["skyrl-serve", "--model", "{model}", "--listen", "{listen}", "--dtype", "{dtype}"],
+        "options": {
+            "max_num_seqs": "--max-num-seqs",
+            "max_num_batched_tokens": "--max-num-batched-tokens",
+            "gpu_memory_utilization": "--gpu-memory-utilization",
+            "enable_prefix_caching": "--enable-prefix-caching",
+            "engine_init_kwargs": "--engine-arg",
+        },
+    },
+}
+
 
 @dataclass(frozen=True)
 class ServerEntry:
@@ -47,9 +61,10 @@ def find(engine: Any) -> ServerEntry:
     """
     if engine.server_command:
         return ServerEntry("server_command", _words(engine.server_command))
-    entries, root, where = _table()
+    table, root, where = _table()
+    entries = BUILT_IN | table
     if engine.backend not in entries:
-        known = f"{where} has {', '.join(sorted(entries))}" if where else "there is no servers table here"
+        known = f"{where or 'no servers table here: this package'} has {', '.join(sorted(entries))}"
         hint = listed(engine.backend, entries).partition("; ")[2]
         raise ValueError(
             f"generator.inference_engine.backend={engine.backend}: no such server; {known}"
