@@ -12,6 +12,8 @@ from skyrl_rollout.errors import DeadlineExceeded, ServerUnreachable
 from skyrl_rollout.pool import RolloutPool
 from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.tokens import LogprobMode, Sampling
+from skyrl_rollout.weights.manifest import TensorLayout
+from skyrl_rollout.weights.publisher import PublishTarget, WeightPublisher
 
 RAW = LogprobMode.RAW
 LONG = Sampling(max_tokens=250, min_tokens=180, seed=7)  # some end by themselves, after the loss
@@ -235,3 +237,22 @@ async def test_a_caller_that_gives_up_ends_the_work_everywhere(survivor, doomed)
         while (status := await pool.clients[1].status()).running:
             await asyncio.sleep(0.05)
         assert status.waiting == 0 and all(r.num_samples == 0 for r in pool.replicas)
+
+
+async def test_an_adapters_request_goes_where_the_adapter_is_whatever_the_base_version(survivor, doomed):
+    values = {"A": np.ones((1, 16), np.float32), "B": np.ones((64, 1), np.float32)}
+    named = {f"base_model.model.model.embed_tokens.lora_{part}.weight": value for part, value in values.items()}
+    layout = [TensorLayout(name, "f32", value.shape) for name, value in named.items()]
+    tensors = [(name, memoryview(value)) for name, value in named.items()]
+    publisher = WeightPublisher()
+    async with await RolloutPool.connect([doomed.url, survivor.url]) as pool:
+        target = PublishTarget(survivor.url, await pool.acquire_control("trainer"))
+        lora = {"rank": 1, "alpha": 1.0, "target_modules": ("embed_tokens",)}
+        await publisher.publish_adapter("red", layout, tensors, [target], target_version=3, timeout_s=20, **lora)
+        await pool.refresh()
+        for i in range(4):
+            one = Sampling(max_tokens=2)
+            made = await pool.generate([1], one, mode=RAW, timeout_s=10, affinity=str(i), policy_id="red")
+            assert made.instance_id == pool.clients[1].info.instance_id
+            assert set(made.samples[0].weight_versions) == {3}
+    publisher.close()

@@ -209,8 +209,10 @@ class RolloutPool:
         options: further arguments of `RolloutClient.generate_events`.
         """
         request_id, loop = str(uuid.uuid4()), asyncio.get_running_loop()
-        # a process may have been replaced a moment ago: it is told, too, what is expected of it
-        least = max(min_weight_version or 0, self._expected_version) or None
+        least = min_weight_version
+        if not options.get("policy_id"):
+            # a process may have been replaced a moment ago: it is told, too, what is expected of it
+            least = max(least or 0, self._expected_version) or None
         ask = Ask(
             request_id, np.asarray(prompt_token_ids), sampling, mode, num_samples, loop.time() + timeout_s,
             min_weight_version=least, on_commit=on_commit, affinity=affinity or request_id,
@@ -233,7 +235,8 @@ class RolloutPool:
         while True:
             serving = [r for r in self.replicas if r.takes_work and not self.is_stale(r)]
             # a version that nobody has yet is waited for by a server, which knows it first
-            candidates = [r for r in serving if r.version >= least] or serving
+            policy_id = ask.options.get("policy_id", "")
+            candidates = [r for r in serving if r.versions.get(policy_id, 0) >= max(least, bool(policy_id))] or serving
             candidates = [r for r in candidates if r.url not in avoid] or candidates
             left = ask.deadline - loop.time()
             if candidates and left > 0:

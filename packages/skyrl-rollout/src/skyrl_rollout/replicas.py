@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from skyrl_rollout.calls import Backoff
@@ -25,16 +25,16 @@ _TAKES_WORK = ("serving", "pausing", "paused", "committing", "unknown")
 class Replica:
     """Watches the server behind `client` until `close`; belongs to the event loop it is made on.
 
-    version: the committed one of the base policy, as last reported. instance_id: the process that answers. away_since:
-    None, or since when (monotonic seconds) nothing is heard of it. is_leaving: it gets no new work. num_samples: how
-    many samples of ours it is making.
+    versions: the committed one of every policy, as last reported; version: that of the base. instance_id: the process
+    that answers. away_since: None, or since when (monotonic seconds) nothing is heard of it. is_leaving: it gets no new
+    work. num_samples: how many samples of ours it is making.
     """
 
     def __init__(self, client: RolloutClient, on_change: Callable[[], None]) -> None:
         self.client = client
         self.url = client.url
         self.instance_id = client.info.instance_id
-        self.version = client.info.weight_version
+        self.versions = dict(client.info.weight_versions)
         self.state = "serving"
         self.away_since: float | None = None
         self.why_away = ""
@@ -45,6 +45,10 @@ class Replica:
         self._on_change = on_change
         self._runs: dict[asyncio.Task[None], str] = {}  # -> why it was given up, "" while it runs
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name=f"watch {self.url}")
+
+    @property
+    def version(self) -> int:
+        return self.versions.get("", 0)
 
     @property
     def takes_work(self) -> bool:
@@ -102,7 +106,7 @@ class Replica:
     async def look(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Asks who answers and what it serves. Raises ServerUnreachable, DeadlineExceeded."""
         info = await self.client.refresh(timeout_s=timeout_s)
-        self._is_heard(info.instance_id, info.weight_version)
+        self._is_heard(info.instance_id, info.weight_versions)
 
     async def close(self) -> None:
         self._watching.cancel()
@@ -133,16 +137,16 @@ class Replica:
         changed = report.state != self.state
         self.state = report.state
         self._others = max(0, report.running + report.waiting + report.frozen - len(self._runs))
-        self._is_heard(report.instance_id, report.weight_versions.get("", 0), changed=changed)
+        self._is_heard(report.instance_id, report.weight_versions, changed=changed)
 
-    def _is_heard(self, instance_id: str, version: int, *, changed: bool = False) -> None:
+    def _is_heard(self, instance_id: str, versions: Mapping[str, int], *, changed: bool = False) -> None:
         if instance_id != self.instance_id:
-            log.warning("%s: another process answers (instance %s, version %d)", self.url, instance_id, version)
+            log.warning("%s: another process answers (%s, version %d)", self.url, instance_id, versions.get("", 0))
             self.instance_id, changed = instance_id, True
         if self.away_since is not None:
             log.warning("%s is back after %.1f s", self.url, self.away_s)
-        if version != self.version or self.away_since is not None:
+        if versions != self.versions or self.away_since is not None:
             changed = True
-        self.version, self.away_since, self.why_away = version, None, ""
+        self.versions, self.away_since, self.why_away = dict(versions), None, ""
         if changed:
             self._on_change()
