@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -24,10 +25,19 @@ from skyrl_arctic_inference.engine.identity import read_model_folder
 from skyrl_arctic_inference.engine.launch import start_engine
 from skyrl_arctic_inference.settings import ServeSettings
 from skyrl_rollout.errors import RolloutError
-from skyrl_rollout.server.engine import Adapter, EngineRequest, EngineScoreRequest, PromptRead, SampleEnded, TokensMade
+from skyrl_rollout.server.engine import (
+    Adapter,
+    CollectiveTransfer,
+    EngineRequest,
+    EngineScoreRequest,
+    PromptRead,
+    SampleEnded,
+    TokensMade,
+)
 from skyrl_rollout.tokens import LogprobMode, Sampling
 from skyrl_rollout.weights.manifest import TensorLayout
 
+MODEL_FILE = "model.safetensors"
 CONTEXT, SLOTS, LAG_S = 512, 8, 0.1
 RANK, ALPHA = 4, 6.0
 RAW, TEMPERATURE, SAMPLING = LogprobMode.RAW, LogprobMode.TEMPERATURE, LogprobMode.SAMPLING
@@ -89,7 +99,7 @@ async def refusal(call: Callable[[], Any]) -> str:
         value = call()
         if asyncio.iscoroutine(value):
             await value
-    except (RolloutError, ValueError) as error:
+    except (RolloutError, ValueError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was refused"
 
@@ -234,7 +244,40 @@ async def swap(engine, work: Path) -> list[Facts]:
     return seen
 
 
-SCENARIOS = (capabilities, beside, scores, cache, priority, adapters, swap)
+async def gloo(engine, work: Path) -> Facts:
+    """The first weights again, from another process over gloo; a group that was left; a trainer that is not there."""
+    layouts = list(engine.identity.tensors)
+    prompt, greedy = tokens(40, 12), Sampling(max_tokens=20, temperature=0.0, ignore_eos=True)
+
+    async def answer(name: str) -> Facts:
+        return await read(engine, generation(name, prompt, greedy, RAW, salt=name))
+
+    before = await answer("before")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    transfer = CollectiveTransfer("gloo", "127.0.0.1", port, world_size=2, rank_offset=1)
+    facts: Facts = {"silent": await refusal(lambda: engine.join(transfer, layouts)), "before": before}
+    script, weights = Path(__file__).with_name("gloo_trainer.py"), Path(sys.argv[1]) / MODEL_FILE
+    trainer = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), str(port), str(weights), stdout=asyncio.subprocess.PIPE
+    )
+    assert trainer.stdout is not None
+    assert await trainer.stdout.readline() == b"listens\n"
+    await engine.join(transfer, layouts)
+    await engine.leave()
+    facts["left"] = await answer("left")
+    await engine.join(transfer, layouts)
+    facts["joined"] = await answer("joined")
+    await engine.pause("keep", clear_cache=True)
+    await engine.receive()
+    await engine.leave()
+    await engine.leave()
+    await engine.resume()
+    return facts | {"received": await answer("received"), "trainer": await trainer.wait()}
+
+
+SCENARIOS = (capabilities, beside, scores, cache, priority, adapters, swap, gloo)
 
 
 async def main(engine, work: Path) -> Facts:
@@ -250,7 +293,13 @@ async def main(engine, work: Path) -> Facts:
 
 if __name__ == "__main__":
     settings = ServeSettings(
-        model=Path(sys.argv[1]), device="cpu", max_model_len=CONTEXT, max_num_seqs=SLOTS, max_loras=2, max_lora_rank=8
+        model=Path(sys.argv[1]),
+        device="cpu",
+        max_model_len=CONTEXT,
+        max_num_seqs=SLOTS,
+        max_loras=2,
+        max_lora_rank=8,
+        offer_gloo=True,
     )
     with tempfile.TemporaryDirectory() as sockets:
         os.environ.update(settings.environment(Path(sockets)))

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from serve_process import ARCTIC_SERVE, TINY_MODEL, need_environment, server_environ
 from served_model import ServedModel
 
-pytestmark = pytest.mark.ci
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(300)]  # the first test starts the engine and runs every scenario
 MEAN_LIMIT, LIMIT = 5e-6, 1e-4  # in float32; a wrong position, temperature or weight is off by 0.1 and more
 
 
@@ -41,7 +41,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory, other, adapters) -> dict[str
     script = Path(__file__).with_name("engine_facts.py")
     done = subprocess.run(
         [str(ARCTIC_SERVE.with_name("python")), str(script), str(TINY_MODEL), str(work)],
-        stdout=subprocess.PIPE, text=True, timeout=115, check=True, env=server_environ(),
+        stdout=subprocess.PIPE, text=True, timeout=280, check=True, env=server_environ(),
     )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -96,7 +96,7 @@ def generated_off(model: ServedModel, answer: dict[str, Any], temperature: float
 def test_everything_that_this_vllm_can_do_on_a_cpu_is_offered(facts):
     assert facts["capabilities"] == {
         "max_top_logprobs": 100, "prompt_logprobs": True, "score": True, "priority": True, "reset_cache": True,
-        "lora": True, "sleep_levels": [], "collectives": [],
+        "lora": True, "sleep_levels": [], "collectives": ["gloo"],
     }  # fmt: skip
 
 
@@ -209,3 +209,17 @@ def test_a_cut_is_exact_when_readers_lag_behind_the_engine(facts, model, other):
         assert np.abs(logprobs[cut:] - after[cut:]).max() < 1e-4
         tellable += abs(logprobs[cut] - before[cut]) > 1e-3 and abs(logprobs[cut - 1] - after[cut - 1]) > 1e-3
     assert tellable >= 3, "the two weights agree around the cuts: an error of one token would not show"
+
+
+def test_weights_that_another_process_broadcasts_are_served_and_until_then_the_old_ones(facts, model, other):
+    gloo = facts["gloo"]
+    for key in ("before", "left", "joined"):
+        assert gloo[key]["token_ids"] == gloo["before"]["token_ids"], key
+    model.use(other)
+    assert generated_off(model, gloo["joined"]) <= LIMIT
+    model.use(model.original)
+    assert generated_off(model, gloo["received"]) <= LIMIT and gloo["trainer"] == 0
+
+
+def test_a_trainer_that_does_not_listen_is_named_and_stops_nothing(facts):
+    assert facts["gloo"]["silent"].startswith("ConnectionError: the trainer does not listen at 127.0.0.1:")

@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
             max_loras=args.max_loras,
             max_lora_rank=args.max_lora_rank,
             enable_sleep=args.enable_sleep,
+            offer_gloo=args.offer_gloo,
         ).with_engine_args(_collected(args.engine_arg))
         options = options_from(args, world_size=settings.tensor_parallel_size)
         from skyrl_arctic_inference.server import run  # imports gRPC; the errors above come at once
@@ -77,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--max-loras", type=int, default=0, metavar="N", help="adapters beside the base; default none")
     group.add_argument("--max-lora-rank", type=int, default=16, metavar="R", help="of any adapter; default 16")
     group.add_argument("--enable-sleep", action="store_true", help="offer Sleep and WakeUp; needs a GPU")
+    group.add_argument("--offer-gloo", action="store_true", help="offer updates over gloo, NCCL's stand-in on a CPU")
     group.add_argument(
         "--engine-arg",
         action="append",

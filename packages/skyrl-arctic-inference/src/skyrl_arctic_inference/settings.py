@@ -39,7 +39,7 @@ class ServeSettings:
     the model's. kv_cache_gib, None: 1 GiB on a CPU, from gpu_memory_utilization on a GPU. enforce_eager, None: on a CPU
     only. cpu_cores: cores that the engine's threads are bound to. max_top_logprobs: the most tokens that a position
     can report beside its own. max_loras: adapters beside the base, 0 for none. enable_sleep: memory can be given back,
-    on a GPU only. engine_args: others of vLLM's AsyncEngineArgs.
+    on a GPU only. offer_gloo: collective updates over gloo. engine_args: others of vLLM's AsyncEngineArgs.
 
     Raises ValueError with the flag's name for what cannot be.
     """
@@ -59,6 +59,7 @@ class ServeSettings:
     max_loras: int = 0
     max_lora_rank: int = 16
     enable_sleep: bool = False
+    offer_gloo: bool = False
     engine_args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

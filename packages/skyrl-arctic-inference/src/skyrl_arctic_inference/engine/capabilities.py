@@ -8,10 +8,10 @@ from skyrl_rollout.server.engine import EngineCapabilities
 from skyrl_rollout.tokens import LogprobMode
 
 
-def capabilities_of(config: Any, *, on_cpu: bool, has_tokenizer: bool) -> EngineCapabilities:
+def capabilities_of(config: Any, *, on_cpu: bool, has_tokenizer: bool, offers_gloo: bool) -> EngineCapabilities:
     """config: vLLM's VllmConfig. Logprobs of given tokens need vLLM's first model runner: the second has another pass.
 
-    Sleep frees nothing on a CPU.
+    Sleep frees nothing on a CPU, and NCCL and CUDA IPC reach no host memory.
     """
     model = config.model_config
     vocab_size = model.get_vocab_size()
@@ -30,4 +30,5 @@ def capabilities_of(config: Any, *, on_cpu: bool, has_tokenizer: bool) -> Engine
         reset_cache=True,
         sleep_levels=("offload", "discard") if model.enable_sleep_mode and not on_cpu else (),
         lora=config.lora_config is not None,
+        collectives=(() if on_cpu else ("nccl", "cuda_ipc")) + (("gloo",) if offers_gloo else ()),
     )

@@ -58,7 +58,7 @@ def start_engine(settings: ServeSettings, folder: ModelFolder) -> tuple[VllmEngi
     llm.logger_manager, llm.log_stats = None, False  # the scheduler's own statistics are all that is read
     steps = StepObserver(llm.tokenizer, log_stats=False, stream_interval=1)
     llm.output_processor = steps
-    engine = VllmEngine(llm, steps, folder, on_cpu=settings.device == "cpu")
+    engine = VllmEngine(llm, steps, folder, on_cpu=settings.device == "cpu", offers_gloo=settings.offer_gloo)
     return engine, {"import": imported - began, "engine": time.monotonic() - imported}
 
 

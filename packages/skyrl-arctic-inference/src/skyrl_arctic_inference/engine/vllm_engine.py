@@ -13,6 +13,7 @@ from typing import Any
 from skyrl_rollout.errors import WrongState
 from skyrl_rollout.server.engine import (
     Adapter,
+    CollectiveTransfer,
     EngineLoad,
     EngineRequest,
     EngineScoreRequest,
@@ -48,6 +49,7 @@ from skyrl_arctic_inference.engine.streams import RequestTokens, SampleTokens
 from skyrl_arctic_inference.settings import SPARE_LORA_SLOTS
 
 DRAIN_TIMEOUT_S = 30.0
+MEET_TIMEOUT_S = 5.0
 GPU_SHUTDOWN_TIMEOUT_S = 5.0  # a killed process on a CPU leaves nothing to give back
 SLEEP_LEVELS = {"offload": 1, "discard": 2}
 DTYPES = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16"}
@@ -56,7 +58,9 @@ DTYPES = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf1
 class VllmEngine(PlainEngine):
     """See `skyrl_rollout.server.engine.Engine`. Made by `engine.launch.start_engine`, before the event loop runs."""
 
-    def __init__(self, llm: AsyncLLM, steps: StepObserver, folder: ModelFolder, *, on_cpu: bool) -> None:
+    def __init__(
+        self, llm: AsyncLLM, steps: StepObserver, folder: ModelFolder, *, on_cpu: bool, offers_gloo: bool
+    ) -> None:
         config = llm.vllm_config.model_config
         dtype = DTYPES[str(config.dtype)]
         self.identity = ModelIdentity(
@@ -68,7 +72,9 @@ class VllmEngine(PlainEngine):
             tensors=folder.layout(dtype),
             tokenizer_digest=folder.tokenizer_digest,
         )
-        self.capabilities = capabilities_of(llm.vllm_config, on_cpu=on_cpu, has_tokenizer=folder.has_tokenizer)
+        self.capabilities = capabilities_of(
+            llm.vllm_config, on_cpu=on_cpu, has_tokenizer=folder.has_tokenizer, offers_gloo=offers_gloo
+        )
         self._llm = llm
         self._steps = steps
         self._staged = StagedBytes()
@@ -76,6 +82,7 @@ class VllmEngine(PlainEngine):
         self._running: dict[str, RequestTokens] = {}
         self._scores: set[Score] = set()
         self._adapters = AdapterBook({}, max_adapters=0, max_rank=0, dtype=dtype)
+        self._incoming: dict[str, Any] = {}
         self._is_closing = False
         self._is_on_cpu = on_cpu
         self._shutdown_timeout_s = 0.0 if on_cpu else GPU_SHUTDOWN_TIMEOUT_S
@@ -203,6 +210,24 @@ class VllmEngine(PlainEngine):
         if (number := self._adapters.forget(policy_id)) is not None:
             await self._call_workers("drop_adapter", number)
 
+    async def join(self, transfer: CollectiveTransfer, tensors: Sequence[TensorLayout]) -> None:
+        """Meets the trainer. Raises ConnectionError or TimeoutError, with the address, where nobody listens."""
+        if transfer.master_addr:
+            await refuse_silence(transfer.master_addr, transfer.master_port)
+        meeting = {
+            "master_addr": transfer.master_addr, "master_port": transfer.master_port,
+            "world_size": transfer.world_size, "rank_offset": transfer.rank_offset,
+        }  # fmt: skip
+        await self._call_workers("join_transfer", transfer.backend, meeting)
+        rows = [(t.name, t.dtype, list(t.shape)) for t in tensors]
+        self._incoming = {"rows": rows, "handles": {n: list(h) for n, h in transfer.handles.items()}}
+
+    async def receive(self) -> None:
+        await self._call_workers("receive_transfer", self._incoming)
+
+    async def leave(self) -> None:
+        await self._call_workers("leave_transfer")
+
     def load(self) -> EngineLoad:
         stats = self._steps.last_stats
         if not self._scores and not any(tokens.live_ids for tokens in self._running.values()):
@@ -300,3 +325,13 @@ class VllmEngine(PlainEngine):
         await asyncio.wait((seen, self._llm.output_handler), timeout=DRAIN_TIMEOUT_S, return_when="FIRST_COMPLETED")
         if not seen.done():
             raise EngineDead() if self._llm.errored else TimeoutError("vLLM's outputs were not read in 30 s")
+
+
+async def refuse_silence(host: str, port: int) -> None:
+    """Raises ConnectionError where nobody listens: a worker that waited for a trainer would stop every request."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), MEET_TIMEOUT_S)
+    except (OSError, TimeoutError) as error:
+        reason = str(error) or "no answer"
+        raise ConnectionError(f"the trainer does not listen at {host}:{port} ({reason}): open its end first") from None
+    writer.close()

@@ -23,7 +23,6 @@ class WeightsExtension:
 
     device: torch.device
     model_runner: Any
-    model_config: Any
     vllm_config: Any
     sleep: Any  # of vLLM's worker
 
@@ -33,7 +32,7 @@ class WeightsExtension:
         path: memory to map. rows: (name, dtype, shape, offset) of every tensor. Raises ValueError when a parameter of
         the model got no value: the model is then unusable.
         """
-        self.replace_weights(staged_tensors(path, rows))
+        replace_weights(self.model_runner, self.vllm_config, self.device, staged_tensors(path, rows))
         return len(rows)
 
     def sleep_and_count(self, level: int) -> int:
@@ -42,21 +41,23 @@ class WeightsExtension:
         self.sleep(level)
         return max(torch.accelerator.get_memory_info()[0] - before, 0)
 
-    def replace_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Loads (name, tensor) of the whole checkpoint into the live model. Raises ValueError as above."""
-        model = self.model_runner.get_model()
-        with (
-            plain_layers(self.model_runner),
-            set_current_vllm_config(self.vllm_config),
-            torch.device(self.device),
-        ):
-            expected = {name for name, _ in model.named_parameters()}
-            initialize_layerwise_reload(model)
-            loaded = model.load_weights(tensors)
-            finalize_layerwise_reload(model, self.model_config)
-            _repack_tied_heads(model, tied=self.model_config.hf_text_config.tie_word_embeddings)
-        if loaded is not None and (missing := sorted(expected - set(loaded))):
-            raise ValueError(f"{len(missing)} parameters got no new value: {', '.join(missing[:5])}")
+
+def replace_weights(
+    runner: Any, config: Any, device: torch.device, tensors: Iterator[tuple[str, torch.Tensor]]
+) -> None:
+    """Loads (name, tensor) of a whole checkpoint into the live model of a model runner. config: vLLM's VllmConfig.
+
+    Raises ValueError when a parameter of the model got no value: the model is then unusable.
+    """
+    model = runner.get_model()
+    with plain_layers(runner), set_current_vllm_config(config), torch.device(device):
+        expected = {name for name, _ in model.named_parameters()}
+        initialize_layerwise_reload(model)
+        loaded = model.load_weights(tensors)
+        finalize_layerwise_reload(model, config.model_config)
+        _repack_tied_heads(model, tied=config.model_config.hf_text_config.tie_word_embeddings)
+    if loaded is not None and (missing := sorted(expected - set(loaded))):
+        raise ValueError(f"{len(missing)} parameters got no new value: {', '.join(missing[:5])}")
 
 
 def _repack_tied_heads(model: torch.nn.Module, *, tied: bool) -> None:

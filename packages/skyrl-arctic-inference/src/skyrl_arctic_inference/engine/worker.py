@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from skyrl_arctic_inference.engine.adapters_extension import AdaptersExtension
 from skyrl_arctic_inference.engine.given_logprobs import GivenLogprobs
+from skyrl_arctic_inference.engine.transfers_extension import TransfersExtension
 from skyrl_arctic_inference.engine.weights_extension import WeightsExtension
 
 
-class WorkerExtension(WeightsExtension, AdaptersExtension, GivenLogprobs):
+class WorkerExtension(WeightsExtension, AdaptersExtension, TransfersExtension, GivenLogprobs):
     """See its bases."""
