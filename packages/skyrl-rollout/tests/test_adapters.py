@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import grpc
+import numpy as np
 import pytest
 from raw_calls import RawCalls, ask, fence, refused
 from raw_updates import (
@@ -178,6 +179,21 @@ async def test_policy_and_kind_go_together(calls: RawCalls, epoch: int) -> None:
     assert {unnamed.code, named.code} == {grpc.StatusCode.INVALID_ARGUMENT}
     long = await refused(begin(calls, epoch, adapter_draft("x" * 201, 1, 5)))
     assert "1 to 200 characters" in long.message
+
+
+async def test_an_adapter_leaves_the_cache_of_the_base_and_not_its_own(calls: RawCalls, epoch: int) -> None:
+    async def cached(policy_id: str) -> int:
+        prompt = np.arange(48, dtype="<i4").tobytes()
+        answer = await calls.generate(ask(2, policy_id=policy_id, prompt_token_ids=prompt))
+        assert answer.started is not None
+        return answer.started.cached_prompt_tokens
+
+    await published(calls, epoch, adapter_draft("pink", 1, 11))
+    assert [await cached(policy) for policy in ("", "", "pink", "pink")] == [0, 48, 0, 48]
+    await published(calls, epoch, adapter_draft("pink", 2, 12))
+    assert [await cached(policy) for policy in ("", "pink", "pink")] == [48, 0, 48]
+    await published(calls, epoch, draft(await version(calls) + 1, forcing(1)))
+    assert await cached("") == 0
 
 
 async def test_a_request_may_wait_for_a_version_of_its_adapter(calls: RawCalls, epoch: int) -> None:

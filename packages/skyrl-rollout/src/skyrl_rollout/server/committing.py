@@ -147,7 +147,10 @@ class Updater:
             update.need(UpdateState.SEALED, what="CommitUpdate")
             await self._check(update, expected_version)
             held = self._pauser.is_held
-            aborted = await (self._stop_again if held or self._state.resting else self._stop)(mode, retain_kv)
+            # KV of other policies stays right; with new weights of the base there are no others
+            policy_id = update.manifest.policy_id
+            clear = not retain_kv and (policy_id == BASE_POLICY or bool(self._runs.ids_of(policy_id)))
+            aborted = await (self._stop_again if held or self._state.resting else self._stop)(mode, clear)
             try:
                 update.need(UpdateState.SEALED, what="CommitUpdate")  # not aborted while running requests finished
                 report = await self._swap(update, aborted, retain_kv)
@@ -188,10 +191,10 @@ class Updater:
         else:
             await self._pauser.start()
 
-    async def _stop(self, mode: str, retain_kv: bool) -> int:
-        return await self._pauser.stop(mode, clear_cache=not retain_kv)
+    async def _stop(self, mode: str, clear_cache: bool) -> int:
+        return await self._pauser.stop(mode, clear_cache=clear_cache)
 
-    async def _stop_again(self, mode: str, retain_kv: bool) -> int:
+    async def _stop_again(self, mode: str, clear_cache: bool) -> int:
         """The engine is paused already: what the commit's own mode and KV policy still ask for."""
         self._pauser.stopped_at = time.monotonic()
         if self._state.resting:
@@ -201,7 +204,7 @@ class Updater:
                 "requests are frozen by a pause and cannot finish: Resume first, or commit with KEEP or ABORT"
             )
         running = self._runs.running
-        await self._engine.pause(mode, clear_cache=not retain_kv)
+        await self._engine.pause(mode, clear_cache=clear_cache)
         return running if mode == "abort" else 0
 
     async def _swap(self, update: Update, aborted: int, retain_kv: bool) -> CommitReport:
