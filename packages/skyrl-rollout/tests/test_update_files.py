@@ -15,7 +15,7 @@ from raw_updates import abort, begin, commit, draft, flipped, forcing, in_shards
 from skyrl_rollout.reference.process import ReferenceServer, reference_command
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.v1 import weights_pb2 as pb
-from skyrl_rollout.weights.file import UpdateFolder, folder_below, open_shard
+from skyrl_rollout.weights.file import UpdateFolder, folder_below, open_shard, remove_stale
 
 
 def read(root: Path, folder: UpdateFolder, shard: int, nbytes: int) -> bytes:
@@ -48,6 +48,40 @@ def test_a_trainer_that_exits_leaves_no_folder(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("file:///")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_killed_trainer_goes_with_the_next_one_that_is_made(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path; from skyrl_rollout.weights.file import UpdateFolder;"
+        "f = UpdateFolder(Path(sys.argv[1])); f.write(0, b'x'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    mine = UpdateFolder(tmp_path)
+    foreign = tmp_path / f"skyrl-update.another-machine.1.1.1.{'0' * 32}"
+    foreign.mkdir()
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert [p for p in remove_stale(tmp_path) if p in (mine.path, foreign)] == []
+    assert set(tmp_path.iterdir()) == {mine.path, foreign}
+    mine.close()
+
+
+def test_a_full_disk_is_told_with_what_is_needed_and_nothing_is_left(tmp_path: Path) -> None:
+    """In a mount namespace of its own, so that the small disk goes with the process."""
+    script = (
+        "import sys; from pathlib import Path; from skyrl_rollout.weights.file import UpdateFolder\n"
+        "f = UpdateFolder(Path(sys.argv[1]))\n"
+        "f.write(0, bytes(500_000))\n"
+        "try: f.write(1, bytes(900_000))\n"
+        "except OSError as error: print(error)\n"
+        "f.close(); print(list(Path(sys.argv[1]).iterdir()))"
+    )
+    mount = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "-m", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    if "mount" in done.stderr or "unshare" in done.stderr:
+        pytest.skip("this system lets nobody mount a small disk")
+    assert "needs 0.9 MB, 0.5 MB are left: No space left on device" in done.stdout
+    assert done.stdout.endswith("[]\n")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -11,7 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from skyrl_rollout.weights.owners import boot_id, is_gone, owner_tag
+
 PREFIX = "skyrl-update"
+_OWN_NAME = re.compile(rf"{PREFIX}\.([0-9a-f-]+)\.(\d+\.\d+\.\d+)\.[0-9a-f]{{32}}")
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO that nobody writes to would wait for ever
 _SHARD_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -26,8 +31,9 @@ class UpdateFolder:
     """A folder of this process's making below `root`: `uri` names it on the wire, `close` removes it (also at exit)."""
 
     def __init__(self, root: Path) -> None:
-        """Raises OSError where no folder can be made."""
-        self.path = root.absolute() / f"{PREFIX}-{secrets.token_hex(16)}"
+        """Removes what ended processes of this machine left there. Raises OSError where no folder can be made."""
+        remove_stale(root)
+        self.path = root.absolute() / f"{PREFIX}.{boot_id()}.{owner_tag()}.{secrets.token_hex(16)}"
         self.path.mkdir(mode=0o700)
         self._remove = weakref.finalize(self, _remove_own, self.path, os.getpid())
 
@@ -56,6 +62,20 @@ class UpdateFolder:
     def close(self) -> None:
         """Removes the folder and its files. A forked child leaves them alone."""
         self._remove()
+
+
+def remove_stale(root: Path) -> list[Path]:
+    """Removes the folders whose owner, a process of this machine, PID namespace and user, is dead; returns them."""
+    removed = []
+    for path in root.glob(f"{PREFIX}.*"):
+        match = _OWN_NAME.fullmatch(path.name)
+        if match is None or match[1] != boot_id() or not is_gone(match[2]):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # another trainer removed it at the same moment
+            if path.lstat().st_uid == os.geteuid() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+    return removed
 
 
 def folder_below(uri: str, root: Path) -> tuple[str, ...]:

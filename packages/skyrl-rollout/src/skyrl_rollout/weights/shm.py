@@ -8,22 +8,21 @@ import os
 import re
 import secrets
 import weakref
-from functools import cache
 from pathlib import Path
 
 from skyrl_rollout.weights.file import checked
+from skyrl_rollout.weights.owners import boot_id, is_gone, owner_tag
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "skyrl-weights"
-_OWN_NAME = re.compile(rf"{PREFIX}\.(\d+)\.(\d+)\.(\d+)\.[0-9a-f]{{32}}")
+_OWN_NAME = re.compile(rf"{PREFIX}\.(\d+\.\d+\.\d+)\.[0-9a-f]{{32}}")
 _READER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def namespace_id() -> str:
     """ "<boot_id>:<st_dev of /dev/shm>": two processes with equal ids can share memory by name; "" without /dev/shm."""
     try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot_id}:{os.stat(SHM_DIR).st_dev}"
+        return f"{boot_id()}:{os.stat(SHM_DIR).st_dev}" if boot_id() else ""
     except OSError:
         return ""
 
@@ -50,7 +49,7 @@ class Segment:
                 f"enlarge it (docker run --shm-size), or publish with transport='inline'"
             )
         self.nbytes = nbytes
-        self.name = f"{PREFIX}.{_pid_namespace()}.{os.getpid()}.{_start_time(os.getpid())}.{secrets.token_hex(16)}"
+        self.name = f"{PREFIX}.{owner_tag()}.{secrets.token_hex(16)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(SHM_DIR / self.name, flags, 0o600)
         try:
@@ -108,9 +107,7 @@ def remove_stale() -> list[str]:
     removed = []
     for path in SHM_DIR.glob(f"{PREFIX}.*") if SHM_DIR.is_dir() else ():
         match = _OWN_NAME.fullmatch(path.name)
-        if match is None or int(match[1]) != _pid_namespace():
-            continue
-        if _start_time(int(match[2])) == int(match[3]):
+        if match is None or not is_gone(match[1]):
             continue
         try:
             if path.lstat().st_uid == os.geteuid():
@@ -124,17 +121,3 @@ def remove_stale() -> list[str]:
 def _unlink_own(name: str, owner_pid: int) -> None:
     if os.getpid() == owner_pid:
         (SHM_DIR / name).unlink(missing_ok=True)
-
-
-@cache
-def _pid_namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
-
-
-def _start_time(pid: int) -> int:
-    """Clock ticks from boot to the start of the process; -1 when it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return -1
-    return -1 if fields[0] in ("Z", "X") else int(fields[19])
