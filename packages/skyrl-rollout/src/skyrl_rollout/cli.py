@@ -1,4 +1,4 @@
-"""`skyrl-rollout`: commands of the seam package that need no model and no accelerator."""
+"""`skyrl-rollout`: serve the reference engine, look at a server, ask it, and check that it keeps the protocol."""
 
 from __future__ import annotations
 
@@ -6,28 +6,53 @@ import argparse
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from skyrl_rollout import probe, quick_generate
+from skyrl_rollout.conformance import command as conformance
+from skyrl_rollout.errors import RolloutError
 from skyrl_rollout.reference.engine import ReferenceEngine
 from skyrl_rollout.server import add_server_options, options_from, serve
 
-EXIT_USAGE = 2
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: what it says about itself, its flags, and what runs it and returns the exit code."""
+
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    examples: str = ""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parses the command line, runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(prog="skyrl-rollout", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    reference = commands.add_parser("reference", help="serve deterministic tokens without a model")
-    add_reference_options(reference)
-    add_server_options(reference)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(
+            name,
+            help=command.help,
+            description=command.help,
+            epilog=command.examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_options(sub)
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        return run_reference(args)
+        return COMMANDS[args.command].run(args)
+    except RolloutError as error:
+        print(f"error: {error.message}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 def add_reference_options(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +73,7 @@ def add_reference_options(parser: argparse.ArgumentParser) -> None:
 
 def run_reference(args: argparse.Namespace) -> int:
     """Serves until SIGTERM. Raises ValueError for a bad option or model folder."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options = options_from(args)
 
     async def build() -> ReferenceEngine:
@@ -62,6 +88,36 @@ def run_reference(args: argparse.Namespace) -> int:
         )
 
     return asyncio.run(serve(build, options))
+
+
+def add_reference_command(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command `reference`."""
+    add_reference_options(parser)
+    add_server_options(parser)
+
+
+COMMANDS = {
+    "reference": Command("serve deterministic tokens without a model", add_reference_command, run_reference),
+    "probe": Command(probe.HELP, probe.add_options, lambda args: asyncio.run(probe.run(args)), probe.EXAMPLES),
+    "generate": Command(
+        quick_generate.GENERATE_HELP,
+        quick_generate.add_generate_options,
+        lambda args: asyncio.run(quick_generate.generate(args)),
+        quick_generate.GENERATE_EXAMPLES,
+    ),
+    "score": Command(
+        quick_generate.SCORE_HELP,
+        quick_generate.add_score_options,
+        lambda args: asyncio.run(quick_generate.score(args)),
+        quick_generate.SCORE_EXAMPLES,
+    ),
+    "conformance": Command(
+        conformance.HELP,
+        conformance.add_options,
+        lambda args: asyncio.run(conformance.run_command(args)),
+        conformance.EXAMPLES,
+    ),
+}
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ Weights = dict[str, bytes]
 
 
 def noise(tensors: Sequence[TensorLayout], seed: int) -> Weights:
-    """Normal values, scaled so that a transformer answers with finite and far apart logits; norms are 1."""
+    """Normal values, so that a transformer answers with finite logits that lie far apart; norms lie around 1."""
     rng = np.random.default_rng(seed)
     made = {}
     for t in tensors:
         if len(t.shape) < 2:
-            values = np.ones(t.shape, np.float32)
+            values: np.ndarray = 1 + rng.standard_normal(t.shape, np.float32) / 10
         else:
             scale = 1.0 if t.name.endswith(EMBEDDINGS) else 1 / math.sqrt(math.prod(t.shape[1:]))
             values = rng.standard_normal(t.shape, np.float32) * np.float32(scale)

@@ -9,9 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from skyrl_rollout.conformance.item import STATUSES, Outcome
+from skyrl_rollout.conformance.target import Target
 
 WIDTH = 120
 INDENT = " " * 17
+
+
+def heading(target: Target) -> str:
+    """Which server is tested."""
+    info = target.info
+    return f"{target.url}: {info.server_build}, model {info.model.name}, instance {info.instance_id}\n"
 
 
 def line(outcome: Outcome) -> str:

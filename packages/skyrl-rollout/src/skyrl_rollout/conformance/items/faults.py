@@ -32,7 +32,7 @@ async def deltas_know_their_base(target: Target) -> None:
     """Item 41."""
     target.need("delta")
     trainer = await target.trainer()
-    version = await trainer.version() + 1
+    version = await trainer.version() + 2  # so that the one below is no version 0, over which there is no delta
     full = made_weights.noise(target.layout, version)
     await trainer.publish(target.noise(version))
     changed = delta(target.layout[0], full, version + 1, version)

@@ -127,7 +127,7 @@ async def upload_resumes(target: Target) -> None:
         cut = Trainer(other, trainer.epoch, trainer.chunk_bytes)
         await cut.upload(update, 0, part)
         stalled = other.weights.UploadChunks()
-        await stalled.write(trainer.chunk(update, part, min(part + 4096, len(update.shard))))
+        await stalled.write(trainer.chunk(update, part, part + min(part, 4096)))
     reply = await target.stubs.weights.GetUpdate(pb.GetUpdateRequest(update_id=update.update_id))
     durable = reply.durable_offsets[0]
     expect(part <= durable < len(update.shard), f"durable_offset is {durable} after {part} bytes and a cut")
