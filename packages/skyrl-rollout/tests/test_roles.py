@@ -78,7 +78,7 @@ async def test_no_method_answers_without_the_right_token(server: ReferenceServer
 
 
 async def test_the_role_rollout_generates_and_controls_nothing(server: ReferenceServer, agent: RolloutClient) -> None:
-    answer = await agent.generate([1, 2], Sampling(max_tokens=4), mode=LogprobMode.RAW, timeout_s=10)
+    answer = await agent.generate([1, 2], Sampling(max_tokens=4, ignore_eos=True), mode=LogprobMode.RAW, timeout_s=10)
     assert len(answer.samples[0].token_ids) == 4
     assert await agent.health()
     assert (await agent.status()).state == "serving"
@@ -95,7 +95,7 @@ async def test_the_role_rollout_generates_and_controls_nothing(server: Reference
 async def test_the_role_control_may_do_everything(server: ReferenceServer, folder: Path) -> None:
     shown = Credentials.from_files(token=folder / "trainer")
     async with await RolloutClient.connect(server.url, credentials=shown) as client:
-        await client.generate([1, 2], Sampling(max_tokens=4), mode=LogprobMode.RAW, timeout_s=10)
+        await client.generate([1, 2], Sampling(max_tokens=4, ignore_eos=True), mode=LogprobMode.RAW, timeout_s=10)
         epoch = await client.acquire_control("trainer")
         assert await client.resume(epoch, await client.pause(epoch, "keep")) == 0
 
@@ -243,7 +243,7 @@ async def test_a_public_address_needs_tls_and_has_no_reflection(tmp_path: Path) 
         url = process.url.replace("0.0.0.0", "127.0.0.1")
         shown = Credentials.from_files(roots=ours.ca, token=token)
         async with await RolloutClient.connect(url, credentials=shown) as client:
-            answer = await client.generate([1], Sampling(max_tokens=3), mode=LogprobMode.RAW, timeout_s=10)
+            answer = await client.generate([1], Sampling(max_tokens=3, ignore_eos=True), mode=LogprobMode.RAW, timeout_s=10)
             assert len(answer.samples[0].token_ids) == 3
         async with open_channel(url, shown) as channel:
             error = await refused(raw(channel, REFLECTION, b"", shown.metadata(), streams=True))

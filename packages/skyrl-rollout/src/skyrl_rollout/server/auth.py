@@ -107,6 +107,10 @@ class Credentialed:
         self._trusts_certificates = options.tls_client_ca is not None
         self.is_open = not self._tokens and not self._trusts_certificates
 
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._tokens)
+
     def role_of_token(self, authorization: Sequence[str]) -> Role | None:
         """The role of `authorization: Bearer TOKEN`, None without the header. Raises Unauthenticated for a wrong one.
 

@@ -30,9 +30,9 @@ class AroundEachCall(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None  # no such method: gRPC answers UNIMPLEMENTED
-        behaviour = _behaviour(handler)
+        behaviour = behaviour_of(handler)
         wrap = self._around_stream if inspect.isasyncgenfunction(behaviour) else self._around_reply
-        return _with_behaviour(handler, wrap(details.method, behaviour, takes_stream=handler.request_streaming))
+        return with_behaviour(handler, wrap(details.method, behaviour, takes_stream=handler.request_streaming))
 
     def _around_reply(self, method: str, behaviour: Behaviour, *, takes_stream: bool) -> Behaviour:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -62,11 +62,15 @@ def _kind(handler: grpc.RpcMethodHandler) -> str:
     return f"{_SHAPES[handler.request_streaming]}_{_SHAPES[handler.response_streaming]}"
 
 
-def _behaviour(handler: grpc.RpcMethodHandler) -> Behaviour:
+def behaviour_of(handler: grpc.RpcMethodHandler) -> Behaviour:
+    """The coroutine or generator function that answers."""
     behaviour: Behaviour = getattr(handler, _kind(handler))
     return behaviour
 
 
-def _with_behaviour(handler: grpc.RpcMethodHandler, behaviour: Behaviour) -> grpc.RpcMethodHandler:
+def with_behaviour(
+    handler: grpc.RpcMethodHandler, behaviour: Behaviour, *, request_deserializer: Callable[[bytes], Any] | None = None
+) -> grpc.RpcMethodHandler:
+    """The same handler with another function, and maybe another way to read requests."""
     make = getattr(grpc, f"{_kind(handler)}_rpc_method_handler")
-    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+    return make(behaviour, request_deserializer or handler.request_deserializer, handler.response_serializer)

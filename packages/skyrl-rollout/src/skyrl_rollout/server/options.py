@@ -13,12 +13,15 @@ from skyrl_rollout.protocol import build
 MIB = 1 << 20
 ROLE_NAMES = ("rollout", "control")  # rollout: RolloutService, GetServerInfo, WatchStatus and health; control: all
 
+LOG_FORMATS = ("text", "json")
+
 
 @dataclass(frozen=True)
 class ServerOptions:
     """listen: "host:port" (port 0: any free one) or "unix:path". Durations in seconds, sizes in bytes.
 
-    client_roles: (common name of a client certificate, role). token_files: (role, file with one token)."""
+    client_roles: (common name of a client certificate, role). token_files: (role, file with one token). log_format:
+    "text" or "json"; None leaves the process's logging as it is."""
 
     listen: str
     max_concurrent: int = 4096
@@ -38,12 +41,16 @@ class ServerOptions:
     tls_client_ca: Path | None = None
     client_roles: tuple[tuple[str, str], ...] = ()
     token_files: tuple[tuple[str, Path], ...] = ()
+    metrics_listen: str | None = None
+    log_format: str | None = None
+    otel_endpoint: str | None = None
     server_build: str = build()
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("--tls-certificate and --tls-key go together: give both or none")
         self._check_roles()
+        self._check_watchers()
         if not (64 * 1024 <= self.max_chunk_bytes <= 4 * MIB):
             raise ValueError(f"--max-chunk-bytes is {self.max_chunk_bytes}, expected 65536 to {4 * MIB}")
         for name in ("drain_grace_s", "request_retention_s", "wedged_after_s"):
@@ -58,6 +65,15 @@ class ServerOptions:
             raise ValueError(
                 f"--listen {self.listen} can be reached from other machines: give --tls-certificate and --tls-key, "
                 f"or listen on 127.0.0.1 or unix:PATH"
+            )
+
+    def _check_watchers(self) -> None:
+        if self.log_format not in (None, *LOG_FORMATS):
+            raise ValueError(f"--log-format is {self.log_format!r}, expected one of {', '.join(LOG_FORMATS)}")
+        if self.metrics_listen is not None and not self.metrics_are_local and self.tls_certificate is None:
+            raise ValueError(
+                f"--metrics-listen {self.metrics_listen} can be reached from other machines: give "
+                f"--tls-certificate and --tls-key, or listen on 127.0.0.1"
             )
 
     def _check_roles(self) -> None:
@@ -81,20 +97,40 @@ class ServerOptions:
     @property
     def host_port(self) -> tuple[str, int]:
         """Raises ValueError where `listen` is not host:port."""
-        host, colon, port = self.listen.rpartition(":")
-        if not colon or not host or "/" in host or not port.isdigit() or int(port) > 65535:
+        found = _host_port(self.listen)
+        if found is None:
             raise ValueError(f"--listen {self.listen!r} is not an address: write host:port (127.0.0.1:0) or unix:PATH")
-        return host.strip("[]"), int(port)
+        return found
 
     @property
     def is_local(self) -> bool:
-        if self.unix_path is not None:
-            return True
-        host = self.host_port[0]
-        try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return self.unix_path is not None or _is_loopback(self.host_port[0])
+
+    @property
+    def metrics_host_port(self) -> tuple[str, int]:
+        """Raises ValueError where `metrics_listen` is not host:port."""
+        found = _host_port(self.metrics_listen or "")
+        if found is None:
+            raise ValueError(f"--metrics-listen {self.metrics_listen!r} is not an address: write host:port")
+        return found
+
+    @property
+    def metrics_are_local(self) -> bool:
+        return _is_loopback(self.metrics_host_port[0])
+
+
+def _host_port(address: str) -> tuple[str, int] | None:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or "/" in host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        return None
+    return host.strip("[]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -114,9 +150,12 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         ("tls_certificate", Path, "PEM file; needed to listen beyond this machine"),
         ("tls_key", Path, "PEM file of the certificate's private key"),
         ("tls_client_ca", Path, "PEM file: let in only clients whose certificate these sign (mTLS)"),
+        ("metrics_listen", str, "host:port: serve OpenMetrics there; over TLS beyond this machine"),
+        ("otel_endpoint", str, "send a trace of every call to this OTLP collector, such as http://127.0.0.1:4317"),
     ):
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, type=kind, default=defaults[name], metavar=kind.__name__.upper(), help=text)
+    group.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="how a line of the log is written")
     group.add_argument(
         "--client-role",
         dest="client_roles",

@@ -9,22 +9,21 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from skyrl_rollout.server.auth import AuthorizeEachCall, Credentialed
-from skyrl_rollout.server.certificates import ServerCertificates
 from skyrl_rollout.server.control import EngineService
 from skyrl_rollout.server.engine import Engine
 from skyrl_rollout.server.generation import RolloutService
 from skyrl_rollout.server.health import SERVICES, HealthService, watch_for_wedge
 from skyrl_rollout.server.lifetime import ParentWatch, drain, kill_own_group, stop_requested
+from skyrl_rollout.server.logs import set_format
 from skyrl_rollout.server.options import ServerOptions
 from skyrl_rollout.server.parts import ServerParts, assemble
+from skyrl_rollout.server.perimeter import Perimeter, check_files
 from skyrl_rollout.server.scoring import Scorer
 from skyrl_rollout.server.weights import WeightService
 from skyrl_rollout.v1 import control_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
@@ -54,6 +53,8 @@ async def serve(
     which the ready line shows. Raises ValueError for a token or TLS file that cannot be used.
     """
     began = time.monotonic()
+    if options.log_format is not None:
+        set_format(options.log_format)
     parent = parent or ParentWatch.from_environment(kill_after_s=options.drain_grace_s)
     stopping = stop_requested()
     try:
@@ -80,16 +81,16 @@ async def _serve(
     parent: ParentWatch | None,
     started: tuple[float, Mapping[str, float]],
 ) -> int:
-    (began, phases_s), access = started, Access.of(options)
+    began, phases_s = started
     parts = assemble(engine, options)
     state = parts.state
-    server = _server(parts, access)
+    perimeter = Perimeter(parts)
+    server = _server(parts, perimeter)
     try:
-        url = _bind(server, options, access)
+        url = _bind(server, options, perimeter)
+        more = perimeter.open()
     except (RuntimeError, OSError) as error:
-        print(
-            f"error: cannot listen on {options.listen}: {error}; choose another --listen", file=sys.stderr, flush=True
-        )
+        print(f"error: cannot listen: {error}; choose another address", file=sys.stderr, flush=True)
         return EXIT_FAILED
     await server.start()
     watchdog = asyncio.create_task(watch_for_wedge(engine, state, options.wedged_after_s))
@@ -100,7 +101,7 @@ async def _serve(
     total = sum(phases.values()) or time.monotonic() - began
     print(
         f"ready url={url} instance={state.instance_id} model={engine.identity.name} version={state.weight_version} "
-        f"startup_s={total:.1f}" + "".join(f" {name}_s={seconds:.1f}" for name, seconds in phases.items()),
+        f"startup_s={total:.1f}" + "".join(f" {name}_s={seconds:.1f}" for name, seconds in phases.items()) + more,
         flush=True,
     )
     reason = await stopping
@@ -110,27 +111,15 @@ async def _serve(
     watchdog.cancel()
     with suppress(asyncio.CancelledError):
         await watchdog
+    await perimeter.close()
     if options.unix_path is not None:
         options.unix_path.unlink(missing_ok=True)
     return 0
 
 
-@dataclass(frozen=True)
-class Access:
-    """Who is let in: the TLS files, None in clear, and the roles of callers."""
-
-    certificates: ServerCertificates | None
-    credentialed: Credentialed
-
-    @classmethod
-    def of(cls, options: ServerOptions) -> Access:
-        """Raises ValueError for a file that cannot be used."""
-        return cls(ServerCertificates.of(options), Credentialed(options))
-
-
-def _server(parts: ServerParts, access: Access) -> grpc.aio.Server:
+def _server(parts: ServerParts, perimeter: Perimeter) -> grpc.aio.Server:
     options = parts.options
-    server = grpc.aio.server(options=_channel_options(options), interceptors=_interceptors(access))
+    server = grpc.aio.server(options=_channel_options(options), interceptors=perimeter.interceptors())
     generation_pb2_grpc.add_RolloutServiceServicer_to_server(_rollout(parts), server)
     control_pb2_grpc.add_EngineServiceServicer_to_server(EngineService(parts), server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(WeightService(parts), server)
@@ -139,11 +128,6 @@ def _server(parts: ServerParts, access: Access) -> grpc.aio.Server:
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         reflection.enable_server_reflection((*SERVICES, health_name, reflection.SERVICE_NAME), server)
     return server
-
-
-def _interceptors(access: Access) -> list[grpc.aio.ServerInterceptor]:
-    """The first is the outermost."""
-    return [] if access.credentialed.is_open else [AuthorizeEachCall(access.credentialed)]
 
 
 def _rollout(parts: ServerParts) -> RolloutService:
@@ -165,13 +149,13 @@ def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, options: ServerOptions, access: Access) -> str:
+def _bind(server: grpc.aio.Server, options: ServerOptions, perimeter: Perimeter) -> str:
     """Binds the address and returns the url under which clients find it."""
     address = options.listen
     if options.unix_path is not None:
         address = f"unix:{options.unix_path}"
-    if access.certificates is not None:
-        port, scheme = server.add_secure_port(address, access.certificates.credentials()), "grpcs"
+    if perimeter.certificates is not None:
+        port, scheme = server.add_secure_port(address, perimeter.certificates.credentials()), "grpcs"
     else:
         port, scheme = server.add_insecure_port(address), "grpc"
     if options.unix_path is not None:
@@ -182,7 +166,7 @@ def _bind(server: grpc.aio.Server, options: ServerOptions, access: Access) -> st
 def refuse_taken_address(options: ServerOptions) -> None:
     """Raises OSError when another process listens there, ValueError for token or TLS files that cannot be used; removes
     a socket file that nobody listens on."""
-    Access.of(options)
+    check_files(options)
     path = options.unix_path
     if path is not None:
         if not path.parent.is_dir():
