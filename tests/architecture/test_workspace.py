@@ -56,7 +56,7 @@ def test_the_seam_asks_for_no_tensor_library_and_no_engine() -> None:
 
 # Imported and not declared: parts of a declared distribution, what an extra brings, and clients that users install.
 UNDECLARED = {
-    "skyrl-rollout": {"opentelemetry"},
+    "skyrl-rollout": {"opentelemetry", "pytest"},
     "skyrl-core": {"pydantic_core", "wandb", "mlflow"},
     "skyrl-arctic": set(),
     "skyrl-arctic-inference": {"torch", "vllm", "pydantic"},

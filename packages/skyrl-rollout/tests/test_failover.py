@@ -23,7 +23,7 @@ SLOW = ("--token-delay-ms", "3")
 @pytest.fixture(autouse=True)
 def _quick_failover(monkeypatch):
     monkeypatch.setattr(replicas, "FAILOVER_S", 0.4)
-    monkeypatch.setattr(replicas, "SILENCE_S", 0.6)
+    monkeypatch.setattr(replicas, "SILENCE_S", 1.5)
     monkeypatch.setattr(replicas, "WATCH_INTERVAL_S", 0.1)
     monkeypatch.setattr("skyrl_rollout.failover.MAX_EVENT_DELAY_S", 0.1)
 
@@ -212,8 +212,7 @@ async def test_the_load_of_other_callers_counts(survivor, doomed):
         ours = await asyncio.gather(*groups(pool, count=3))
         assert {g.instance_id for g in ours} == {pool.clients[1].info.instance_id}
         theirs.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await theirs
+        await asyncio.gather(theirs, return_exceptions=True)
 
 
 async def test_without_any_replica_the_wait_ends_at_the_timeout_and_names_them(doomed):

@@ -243,7 +243,9 @@ async def test_a_public_address_needs_tls_and_has_no_reflection(tmp_path: Path) 
         url = process.url.replace("0.0.0.0", "127.0.0.1")
         shown = Credentials.from_files(roots=ours.ca, token=token)
         async with await RolloutClient.connect(url, credentials=shown) as client:
-            answer = await client.generate([1], Sampling(max_tokens=3, ignore_eos=True), mode=LogprobMode.RAW, timeout_s=10)
+            answer = await client.generate(
+                [1], Sampling(max_tokens=3, ignore_eos=True), mode=LogprobMode.RAW, timeout_s=10
+            )
             assert len(answer.samples[0].token_ids) == 3
         async with open_channel(url, shown) as channel:
             error = await refused(raw(channel, REFLECTION, b"", shown.metadata(), streams=True))

@@ -21,6 +21,7 @@ from skyrl_rollout.weights.shm import namespace_id
 
 DEFAULT_LEASE_S = 300.0
 MAX_UPDATE_ID = 200
+MAX_VERSION = 1 << 62  # callers keep versions in signed 64 bits, and there is always a next one
 MAX_SHARDS = 1024
 DIGEST_BYTES = 16
 IPC_HANDLE_BYTES = 64  # sizeof(cudaIpcMemHandle_t)
@@ -70,8 +71,8 @@ def _check_kind(m: pb.WeightManifest, offers: EngineCapabilities, options: Serve
         raise InvalidRequest("base_version goes with an overwrite delta: it names the version that is changed")
     if (kind == "lora") != bool(m.policy_id):
         raise InvalidRequest("policy_id goes with an adapter: it names it, and the base policy is ''")
-    if m.target_version < 1:
-        raise InvalidRequest("manifest.target_version must be at least 1: version 0 is the model as loaded")
+    if not 1 <= m.target_version <= MAX_VERSION:
+        raise InvalidRequest(f"manifest.target_version must be 1 to {MAX_VERSION}: version 0 is the model as loaded")
 
 
 def _check_tensors(update: Update, engine: Engine) -> None:

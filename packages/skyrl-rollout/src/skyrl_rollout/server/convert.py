@@ -25,7 +25,6 @@ DEFAULT_MIN_TOKENS_PER_EVENT = 64
 DEFAULT_MAX_EVENT_DELAY_S = 0.5
 DEFAULT_HEARTBEAT_S = 10.0
 MIN_HEARTBEAT_S = 0.05
-MAX_DETACH_GRACE_S = 3600.0
 
 MODE_NAMES = {number: name for name, number in wire.PAUSE_MODES.items()}
 ADMISSION_NAMES = {number: name for name, number in wire.ADMISSIONS.items()}
@@ -95,20 +94,13 @@ def generation_request(m: pb.GenerateRequest) -> GenerationRequest:
         min_tokens_per_event=max(per_event, 1),
         max_event_delay_s=seconds(stream, "max_event_delay", DEFAULT_MAX_EVENT_DELAY_S),
         heartbeat_s=max(seconds(stream, "heartbeat", DEFAULT_HEARTBEAT_S), MIN_HEARTBEAT_S),
-        detach_grace_s=_detach_grace_s(m),
+        detach_grace_s=seconds(m, "detach_grace", 0.0),
         top_logprobs=m.logprobs.top_k,
         prompt_last_n=m.logprobs.prompt_last_n,
         priority=m.priority,
         extras=_extras(m),
         backend_options=_backend_options(m),
     )
-
-
-def _detach_grace_s(m: pb.GenerateRequest) -> float:
-    grace_s = seconds(m, "detach_grace", 0.0)
-    if grace_s > MAX_DETACH_GRACE_S:
-        raise InvalidRequest(f"detach_grace is {grace_s} s, expected at most {MAX_DETACH_GRACE_S:g} s")
-    return grace_s
 
 
 def _backend_options(m: pb.GenerateRequest) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from skyrl_rollout.errors import Fenced, InvalidRequest
 
+MAX_EPOCH = 1 << 62  # whoever claimed the last number of the field would leave none for a successor
+
 
 class Fencing:
     """The highest trainer epoch seen by this instance, and its owner. Epochs start at 1."""
@@ -20,8 +22,8 @@ class Fencing:
         previous = (self.epoch, self.owner)
         if claim is None:
             claim = self.epoch + 1
-        elif claim < 1:
-            raise InvalidRequest("claim_epoch must be at least 1; leave it unset to be given one")
+        elif not 1 <= claim <= MAX_EPOCH:
+            raise InvalidRequest(f"claim_epoch must be 1 to {MAX_EPOCH}; leave it unset to be given one")
         elif claim == self.epoch and owner == self.owner:
             return (claim, *previous)
         elif claim <= self.epoch:
@@ -35,6 +37,8 @@ class Fencing:
             raise InvalidRequest(
                 "fence.trainer_epoch is missing: call AcquireControl and put its epoch into every call"
             )
+        if epoch > MAX_EPOCH:
+            raise InvalidRequest(f"fence.trainer_epoch must be 1 to {MAX_EPOCH}: AcquireControl answers the one to use")
         if epoch < self.epoch:
             raise self._fenced(epoch)
         if epoch == self.epoch:

@@ -16,6 +16,9 @@ from skyrl_rollout.weights.arena import Arena
 MAX_CHUNK_BYTES = 1 << 20  # larger ones stall the server's other calls and save nothing
 COMPRESSIONS = {"none": weights_pb2.COMPRESSION_NONE, "zstd": weights_pb2.COMPRESSION_ZSTD}
 ZSTD_LEVEL = 1  # weights are nearly noise: more effort finds nothing more
+# What grpc.aio says, as INTERNAL, where the server ended a stream while a message was being written: its real status
+# is then lost.
+LOST_STATUS = "Internal error from Core"
 
 _UPLOAD = f"/{weights_pb2.DESCRIPTOR.services_by_name['WeightService'].full_name}/UploadChunks"
 _DATA_TAG = weights_pb2.UploadChunksRequest.DATA_FIELD_NUMBER << 3 | 2  # length-delimited

@@ -188,9 +188,10 @@ class ServerUpdate:
                 error = from_rpc_error(raised, endpoint=self.target.url)
             if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 self.deadline.left_s(f"the {self.transport} transfer to {self.target.url}")
-            damaged = isinstance(error, CorruptBytes | OffsetHole) and self.transport == "inline"
-            resends += damaged
-            if not error.retried and not (damaged and resends <= _RESENDS):
+            unclear = isinstance(error, CorruptBytes | OffsetHole) or inline.LOST_STATUS in error.message
+            again = unclear and self.transport == "inline"
+            resends += again
+            if not error.retried and not (again and resends <= _RESENDS):
                 raise error
             log.warning("weights for %s: %s; going on where it stopped", self.target.url, error)
             wait = backoff.next_s(error.retry_after_s)
