@@ -231,7 +231,7 @@ async def test_a_server_that_restarts_gets_the_weights_before_it_serves(checkpoi
             )
             assert set(generation.samples[0].weight_versions) == {2}
             assert service.pool.replicas[0].instance_id == generation.instance_id
-            assert service.metrics()["rollouts/num_catch_ups"] == 1
+            await until(lambda: service.metrics()["rollouts/num_catch_ups"] == 1)
             await service.publish(checkpoint, step=2)
             assert service.version == 3 and second.alive
         await service.close()
