@@ -8,10 +8,13 @@ import inspect
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
+
+from skyrl_rollout.server.interception import AroundEachCall
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ class Tracing:
         self.interceptors: list[grpc.aio.ServerInterceptor] = [
             aio_server_interceptor(tracer_provider=self._provider),
             StreamsAsGenerators(),
+            TellHowItEnded(),
         ]
 
     async def close(self) -> None:
@@ -66,6 +70,18 @@ def _is_installed() -> bool:
         return all(importlib.util.find_spec(name) is not None for name in PARTS)
     except ImportError:
         return False
+
+
+class TellHowItEnded(AroundEachCall):
+    """The instrumentation hears of `abort` and `set_code`; ours refuse with `abort_with_status`."""
+
+    @asynccontextmanager
+    async def around(self, method: str, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            if (code := context.code()) is not None:  # an answer sets none
+                context.set_code(code)
 
 
 class StreamsAsGenerators(grpc.aio.ServerInterceptor):
