@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import grpc.aio
 import numpy as np
 from grpc_health.v1 import health_pb2_grpc
+from skyrl_rollout.conformance.answers import Answer
 from skyrl_rollout.errors import RolloutError, from_rpc_error
 from skyrl_rollout.reference.process import ServedProcess
 from skyrl_rollout.v1 import (
@@ -21,43 +21,6 @@ from skyrl_rollout.v1 import (
 )
 
 PROMPT = np.arange(1, 9, dtype="<i4")
-
-
-@dataclass
-class Answer:
-    """All that a Generate stream said. tokens, logprobs, versions: sample index -> array."""
-
-    seqs: list[int] = field(default_factory=list)
-    started: generation_pb2.Started | None = None
-    deltas: list[generation_pb2.TokenDelta] = field(default_factory=list)
-    finished: dict[int, generation_pb2.SampleFinished] = field(default_factory=dict)
-    heartbeats: list[generation_pb2.Heartbeat] = field(default_factory=list)
-
-    def take(self, m: generation_pb2.GenerateResponse) -> None:
-        kind = m.WhichOneof("event")
-        if kind == "heartbeat":
-            self.heartbeats.append(m.heartbeat)
-            return
-        self.seqs.append(m.seq)
-        if kind == "started":
-            self.started = m.started
-        elif kind == "delta":
-            self.deltas.append(m.delta)
-        else:
-            self.finished[m.sample_finished.sample_index] = m.sample_finished
-
-    def tokens(self, sample: int = 0) -> list[int]:
-        return np.frombuffer(b"".join(d.token_ids for d in self.deltas if d.sample_index == sample), "<i4").tolist()
-
-    def logprobs(self, sample: int = 0) -> np.ndarray:
-        return np.frombuffer(b"".join(d.logprobs for d in self.deltas if d.sample_index == sample), "<f4")
-
-    def spans(self, sample: int = 0) -> list[tuple[int, int, int, int]]:
-        return [(s.start, s.length, s.weight_version, s.oldest_kv_version) for s in self.finished[sample].spans]
-
-    def reason(self, sample: int = 0) -> str:
-        number = self.finished[sample].reason
-        return generation_pb2.FinishReason.Name(number).removeprefix("FINISH_REASON_")
 
 
 class RawCalls:
