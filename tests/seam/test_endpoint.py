@@ -16,6 +16,13 @@ from vllm_server import TINY_MODEL, VllmServer
 
 PROMPTS = 32
 NEW_TOKENS = 4
+SMALL_STEPS = (
+    "trainer.train_batch_size=8",
+    "trainer.policy_mini_batch_size=8",
+    "generator.n_samples_per_prompt=4",
+    "trainer.eval_interval=-1",
+    "trainer.eval_before_train=false",
+)
 
 
 def prompts() -> list[list[int]]:
@@ -67,7 +74,7 @@ def serves(url: str, export: Path) -> bool:
     return same_tokens and gap < 1e-4
 
 
-def train_to(folder: Path, url: str, step: int, *overrides: str) -> Path:
+def train_to(folder: Path, url: str, step: int) -> Path:
     """Trains on to `step` against the server at `url`; the export of that step."""
     TrainingRun(
         folder,
@@ -76,9 +83,7 @@ def train_to(folder: Path, url: str, step: int, *overrides: str) -> Path:
         f"trainer.hf_save_interval={step}",
         f"trainer.ckpt_interval={step}",
         "trainer.resume_mode=latest",
-        "trainer.eval_interval=-1",
-        "trainer.eval_before_train=false",
-        *overrides,
+        *SMALL_STEPS,
     ).run()
     return folder / f"exports/global_step_{step}/policy"
 
