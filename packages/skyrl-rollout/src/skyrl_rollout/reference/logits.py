@@ -78,7 +78,7 @@ def canary_bias(layout: TensorLayout, data: memoryview, vocab_size: int) -> np.n
 
     So a test forces token v by writing a large value at v, and a trainer's smallest step is visible in what is drawn.
     """
-    values = to_float64(data, layout.dtype)[:vocab_size]
+    values = to_float64(data, layout.dtype, vocab_size)
     bias_V = np.resize(values, vocab_size) if len(values) else np.zeros(vocab_size)
     bias_V = np.clip(np.nan_to_num(bias_V, nan=0.0), -BIAS_LIMIT, BIAS_LIMIT)
     seed = np.uint64(xxhash.xxh3_64_intdigest(data))
@@ -87,4 +87,4 @@ def canary_bias(layout: TensorLayout, data: memoryview, vocab_size: int) -> np.n
 
 def has_nan(layout: TensorLayout, data: memoryview, vocab_size: int) -> bool:
     """Whether a canary's values make logits unknown: a real model would answer NaN logprobs and go on."""
-    return bool(np.isnan(to_float64(data, layout.dtype)[:vocab_size]).any())
+    return bool(np.isnan(to_float64(data, layout.dtype, vocab_size)).any())

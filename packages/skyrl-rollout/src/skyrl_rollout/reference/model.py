@@ -113,12 +113,12 @@ def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
     return header, 8 + length
 
 
-def to_float64(data: memoryview | bytes, dtype: str) -> np.ndarray:
-    """The values of a flat tensor as float64 [n]; the f8 types by their byte value."""
+def to_float64(data: memoryview | bytes, dtype: str, first: int | None = None) -> np.ndarray:
+    """The values of a flat tensor, or only the first ones, as float64 [n]; the f8 types by their byte value."""
     if dtype == "bf16":
-        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
+        return (np.frombuffer(data, "<u2")[:first].astype("<u4") << 16).view("<f4").astype(np.float64)
     kinds = {"f32": "<f4", "f16": "<f2", "i64": "<i8", "i32": "<i4", "i16": "<i2", "i8": "i1"}
-    return np.frombuffer(data, kinds.get(dtype, "u1")).astype(np.float64)
+    return np.frombuffer(data, kinds.get(dtype, "u1"))[:first].astype(np.float64)
 
 
 def _file_digest(path: Path) -> str:
