@@ -237,6 +237,18 @@ async def test_a_server_that_restarts_gets_the_weights_before_it_serves(checkpoi
         await service.close()
 
 
+async def test_a_version_is_published_once_though_the_server_that_had_it_restarts(checkpoint):
+    with reference_server() as first:
+        service = await RolloutService.open(config(first.url), TINY_MODEL)
+        for step in (0, 1):
+            await service.publish(checkpoint, step=step)
+        first.kill()
+        with ReferenceServer("--model", str(TINY_MODEL), listen=listen_of(first)):
+            await service.publish(checkpoint, step=2)
+            assert service.version_of_step == {0: 1, 1: 2, 2: 3}
+        await service.close()
+
+
 @pytest.mark.ci
 async def test_the_run_goes_on_without_a_lost_server_says_so_and_takes_it_back(checkpoint, caplog, monkeypatch):
     monkeypatch.setattr("skyrl_rollout.weights.publisher.AWAY_S", 0.5)

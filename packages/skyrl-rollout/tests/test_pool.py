@@ -47,6 +47,16 @@ async def test_one_epoch_holds_on_every_replica(servers):
         assert pool.highest_version() == 0
 
 
+async def test_a_restarted_server_that_heard_the_epoch_in_a_call_is_claimed_by_its_owner_only(servers):
+    with ReferenceServer() as restarted:
+        async with await RolloutPool.connect([servers[0].url, restarted.url]) as pool:
+            epoch = await pool.clients[0].acquire_control("trainer")
+            await pool.clients[1].pause(epoch, "keep")  # it came before the pool noticed another process
+            assert await pool.extend_control(pool.replicas[1], "trainer", epoch) == epoch
+            with pytest.raises(Fenced, match=r"owned by epoch \d+ \(trainer\)"):
+                await pool.clients[1].acquire_control("another", claim_epoch=epoch)
+
+
 async def test_a_pool_with_a_dead_endpoint_names_it_and_connects_to_none(servers):
     with pytest.raises(ServerUnreachable, match="grpc://127.0.0.1:1:"):
         await RolloutPool.connect([servers[0].url, "grpc://127.0.0.1:1"], timeout_s=0.5)

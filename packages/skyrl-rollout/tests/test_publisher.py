@@ -174,7 +174,7 @@ async def test_with_abort_one_replica_that_fails_its_seal_keeps_every_replica_on
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("call", ["SealUpdate", "CommitUpdate"])
+@pytest.mark.parametrize("call", ["PullUpdate", "SealUpdate", "CommitUpdate"])
 async def test_a_replica_that_fails_is_left_out_told_and_catches_up_from_the_bytes_that_are_kept(pool, publisher, call):
     layout, first = pool.clients[0].info.model.tensors, await above(pool)
     async with TcpProxy(pool.clients[1].url) as proxy:

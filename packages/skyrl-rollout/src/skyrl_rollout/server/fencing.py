@@ -17,14 +17,16 @@ class Fencing:
     def acquire(self, owner: str, claim: int | None) -> tuple[int, int, str]:
         """Mints an epoch above every one seen, or takes `claim`. Returns (epoch, previous epoch, previous owner).
 
-        Claiming the epoch that one holds is a no-op. Raises Fenced for a claim that is not above the highest.
+        Claiming the epoch that one holds is a no-op; one that a call brought here first, before any claim, is held by
+        who claims it. Raises Fenced for any other claim that is not above the highest.
         """
         previous = (self.epoch, self.owner)
         if claim is None:
             claim = self.epoch + 1
         elif not 1 <= claim <= MAX_EPOCH:
             raise InvalidRequest(f"claim_epoch must be 1 to {MAX_EPOCH}; leave it unset to be given one")
-        elif claim == self.epoch and owner == self.owner:
+        elif claim == self.epoch and self.owner in ("", owner):
+            self.owner = owner
             return (claim, *previous)
         elif claim <= self.epoch:
             raise self._fenced(claim)

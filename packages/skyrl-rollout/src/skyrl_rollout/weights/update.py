@@ -196,6 +196,7 @@ class ServerUpdate:
             log.warning("weights for %s: %s; going on where it stopped", self.target.url, error)
             wait = backoff.next_s(error.retry_after_s)
             await asyncio.sleep(min(wait, self.deadline.left_s(f"the {self.transport} transfer ({error})")))
+            await self._ask()  # one that stays away, or came back without the update, ends it here
 
     async def _upload(self, arena: Arena) -> None:
         """The shards side by side, as many as the server takes; the first error ends the others."""

@@ -120,7 +120,8 @@ class RolloutService:
         report = await asyncio.to_thread(
             policy.publish,
             await self._fleet.targets(),
-            target_version=self.pool.highest_version() + 1,
+            # its own too: a server that had the last version may have restarted, and a version is published once
+            target_version=max(self.pool.highest_version(), self.version) + 1,
             dtype=dtypes.pop(),
             timeout_s=self._publish_timeout_s,
         )
