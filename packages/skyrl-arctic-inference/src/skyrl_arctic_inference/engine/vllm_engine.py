@@ -230,9 +230,12 @@ class VllmEngine(PlainEngine):
 
     def load(self) -> EngineLoad:
         stats = self._steps.last_stats
-        if not self._scores and not any(tokens.live_ids for tokens in self._running.values()):
+        submitted = len(self._scores) + sum(len(tokens.live_ids) for tokens in self._running.values())
+        if not submitted:
             return EngineLoad(0, 0, 0.0, self._steps.count)  # no step reports that the last request was aborted
         waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
+        # nor that the first has come: an engine that stands still would look idle
+        waiting = max(waiting, submitted - stats.num_running_reqs)
         return EngineLoad(stats.num_running_reqs, waiting, stats.kv_cache_usage, self._steps.count)
 
     async def connected(self) -> None:

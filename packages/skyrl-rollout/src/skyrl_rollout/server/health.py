@@ -59,14 +59,15 @@ class HealthService(health_pb2_grpc.HealthServicer):
 
 
 async def watch_for_wedge(engine: Engine, state: ServerState, wedged_after_s: float) -> None:
-    """Marks the server wedged while work runs and no engine step happens for `wedged_after_s`; never returns."""
+    """Marks the server wedged while there is work and no engine step happens for `wedged_after_s`; never returns."""
     steps, since = -1, time.monotonic()
     while True:
         await asyncio.sleep(min(WATCHDOG_INTERVAL_S, wedged_after_s / 4))
         load, now = engine.load(), time.monotonic()
-        if load.step_counter != steps or not load.running or state.state is not EngineState.SERVING:
+        busy = load.running + load.waiting
+        if load.step_counter != steps or not busy or state.state is not EngineState.SERVING:
             steps, since = load.step_counter, now
         wedged = now - since > wedged_after_s
         if wedged and not state.wedged:
-            logger.error("wedged: %d requests run, no engine step for %.0f s", load.running, now - since)
+            logger.error("wedged: %d samples run or wait, no engine step for %.0f s", busy, now - since)
         state.set_wedged(wedged)
