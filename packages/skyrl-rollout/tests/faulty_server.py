@@ -1,15 +1,19 @@
-"""A server process over an engine that misbehaves: `python faulty_server.py FAULT`, a ready line, then the fault."""
+"""A server that misbehaves: `python faulty_server.py FAULT [--listen ADDR] [--vocab-size N]`, then the fault."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
+import time
 from collections.abc import AsyncGenerator, Iterator
 
 from skyrl_rollout.reference.engine import ReferenceEngine
-from skyrl_rollout.server import ServerOptions, serve
+from skyrl_rollout.server import ServerOptions, serve, swapping
 from skyrl_rollout.server.engine import Adapter, EngineRequest, SampleEnded, TokensMade
 from skyrl_rollout.weights.manifest import TensorLayout
+
+SLOWLY_S = 0.6
 
 
 class FailsToLoad(ReferenceEngine):
@@ -20,8 +24,20 @@ class FailsToLoad(ReferenceEngine):
 
 class LoadsSlowly(ReferenceEngine):
     async def load_weights(self, tensors: Iterator[tuple[TensorLayout, memoryview]]) -> None:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(SLOWLY_S)
         await super().load_weights(tensors)
+
+
+class SealsSlowly(ReferenceEngine):
+    def __init__(self, **fields: object) -> None:
+        super().__init__(**fields)  # type: ignore[arg-type]
+        verify = swapping.verify
+
+        def slowly(*given: object) -> None:
+            time.sleep(SLOWLY_S)  # in the thread that verifies
+            verify(*given)  # type: ignore[arg-type]
+
+        swapping.verify = slowly
 
 
 class FailsOnAdapters(ReferenceEngine):
@@ -71,16 +87,23 @@ class DoesNotStart(ReferenceEngine):
 FAULTS = {
     cls.__name__: cls
     for cls in (
-        FailsToLoad, LoadsSlowly, FailsOnAdapters, FailsToSleep, Raises, EndsSilently, Refuses, Wedges, DoesNotStart,
+        FailsToLoad, LoadsSlowly, SealsSlowly, FailsOnAdapters, FailsToSleep, Raises, EndsSilently, Refuses, Wedges,
+        DoesNotStart,
     )
 }  # fmt: skip
 
 
 def main() -> int:
-    async def build() -> ReferenceEngine:
-        return FAULTS[sys.argv[1]](token_delay_s=0.005)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("fault", choices=FAULTS)
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--vocab-size", type=int, default=64)
+    args = parser.parse_args()
 
-    return asyncio.run(serve(build, ServerOptions("127.0.0.1:0", wedged_after_s=0.5, drain_grace_s=1)))
+    async def build() -> ReferenceEngine:
+        return FAULTS[args.fault](canary=True, vocab_size=args.vocab_size, token_delay_s=0.005)
+
+    return asyncio.run(serve(build, ServerOptions(args.listen, wedged_after_s=0.5, drain_grace_s=1)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A TCP proxy before a real server that cuts, silences or refuses connections when a test says so."""
+"""A TCP proxy before a real server that cuts, silences, slows or refuses connections, or damages what they carry."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class TcpProxy:
 
     cut(): ends every open connection. refusing: new connections end at once. silent: bytes are swallowed both ways.
     when_sent(text, action): calls action once, when a client sends `text` (gRPC sends a method's path in clear).
+    bytes_per_s: how fast each connection is, each way; None is as fast as it goes. flip(pattern): changes one bit in
+    the middle of the next `pattern` that comes by, whichever way it goes; num_flipped counts.
     """
 
     def __init__(self, url: str) -> None:
@@ -24,8 +26,11 @@ class TcpProxy:
         self.refusing = False
         self.silent = False
         self.deaf = False  # replies are swallowed, requests go through
+        self.bytes_per_s: float | None = None
         self.connections = 0
         self.bytes_to_server = 0
+        self.num_flipped = 0
+        self._flips: list[bytes] = []
 
     async def __aenter__(self) -> TcpProxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -42,6 +47,9 @@ class TcpProxy:
 
     def when_sent(self, text: str, action: Callable[[], None]) -> None:
         self._triggers[text.encode()] = action
+
+    def flip(self, pattern: bytes, *, times: int = 1) -> None:
+        self._flips += [pattern] * times
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -60,15 +68,32 @@ class TcpProxy:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_server: bool) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):
-            while block := await reader.read(BLOCK_BYTES):
+            while block := await reader.read(self._block_bytes()):
                 if to_server:
                     self.bytes_to_server += len(block)
                     self._look_for_triggers(block)
                 if self.silent or (self.deaf and not to_server):
                     continue
-                writer.write(block)
+                writer.write(self._damaged(block) if self._flips else block)
                 await writer.drain()
+                if self.bytes_per_s is not None:
+                    await asyncio.sleep(len(block) / self.bytes_per_s)
         writer.transport.abort()
+
+    def _block_bytes(self) -> int:
+        """What a slow connection carries in a fiftieth of a second, at most a block."""
+        return BLOCK_BYTES if self.bytes_per_s is None else max(1, min(BLOCK_BYTES, int(self.bytes_per_s / 50)))
+
+    def _damaged(self, block: bytes) -> bytes:
+        pattern = self._flips[0]
+        start = block.find(pattern)
+        if start < 0:
+            return block
+        del self._flips[0]
+        self.num_flipped += 1
+        changed = bytearray(block)
+        changed[start + len(pattern) // 2] ^= 1
+        return bytes(changed)
 
     def _look_for_triggers(self, block: bytes) -> None:
         for text in [t for t in self._triggers if t in block]:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from raw_calls import Answer, RawCalls, ask, fence, raw_calls, refused
-from raw_updates import commit, draft, forcing, published, staged, version
+from raw_updates import commit, draft, forcing, published, staged, state, version
 from skyrl_rollout.reference.process import ReferenceServer
-from skyrl_rollout.v1 import control_pb2
+from skyrl_rollout.v1 import control_pb2, weights_pb2
 from skyrl_rollout.v1 import generation_pb2 as pb
 
 ABORT, WAIT, KEEP = control_pb2.PAUSE_MODE_ABORT, control_pb2.PAUSE_MODE_WAIT, control_pb2.PAUSE_MODE_KEEP
@@ -132,6 +132,29 @@ async def test_a_pause_that_waits_too_long_gives_up_and_the_server_serves_on(cal
     assert (await calls.status()).state == control_pb2.ENGINE_STATE_SERVING
     assert len((await calls.generate(ask(3))).tokens()) == 3
     assert len((await task).tokens()) == 150
+
+
+async def test_a_commit_that_waits_too_long_changes_nothing_and_may_be_made_another_way(
+    calls: RawCalls, epoch: int
+) -> None:
+    now = await version(calls)
+    await published(calls, epoch, draft(now + 1, forcing(40)))
+    d = await staged(calls, epoch, draft(now + 2, forcing(41)))
+    straggler = await running(calls, ask(300))
+    late = weights_pb2.CommitUpdateRequest(
+        fence=fence(epoch), update_id=d.update_id, expected_version=now + 1, mode=WAIT
+    )
+    error = await refused(calls.weights.CommitUpdate(late, timeout=0.2))
+    assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    await asyncio.sleep(0.1)
+    assert (await calls.status()).state == control_pb2.ENGINE_STATE_SERVING
+    assert (await state(calls, d.update_id), await version(calls)) == ("SEALED", now + 1)
+    assert (await calls.generate(ask(3))).tokens() == [40] * 3
+    reply = await commit(calls, epoch, d.update_id, now + 1, mode=KEEP)
+    assert (reply.frozen, reply.weight_version) == (1, now + 2)
+    answer = await straggler
+    (_, cut, _, _), (_, rest, _, _) = answer.spans()
+    assert answer.tokens() == [40] * cut + [41] * rest and cut + rest == 300
 
 
 async def test_abort_ends_work_with_its_tokens_and_resubmitting_continues(calls: RawCalls, epoch: int) -> None:
