@@ -4,6 +4,7 @@
     uv run tools/bench.py weights          # a publish over one core's memcpy, phase by phase
     uv run tools/bench.py scale --json     # one client with 4,096 streams on 1 to 64 servers
     uv run tools/bench.py seam --small     # a few seconds, to see that it runs; no bound is judged
+    uv run tools/bench.py seam --record    # also into packages/skyrl-rollout/docs/performance.md
 
 Exit code 0: every bound holds; 1: one does not; 2: something that the bench needs is not there.
 """
@@ -14,11 +15,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 from benches import scale, seam, weights
-from benches.report import Report, table
+from benches.report import Report, recorded, table
 
 CORES = 2
+PAGE = Path(__file__).parents[1] / "packages/skyrl-rollout/docs/performance.md"
 
 BENCHES: dict[str, Callable[[bool], Coroutine[None, None, Report]]] = {
     "seam": seam.measure,
@@ -43,7 +46,10 @@ def main() -> int:
     parser.add_argument("name", choices=BENCHES)
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     parser.add_argument("--small", action="store_true", help="few and small rounds; no bound is judged")
+    parser.add_argument("--record", action="store_true", help=f"write the table into {PAGE.name} of skyrl-rollout")
     options = parser.parse_args()
+    if options.record and options.small:
+        parser.error("--record is for runs in full: leave out --small")
     pin()
     try:
         report = asyncio.run(BENCHES[options.name](options.small))
@@ -51,6 +57,8 @@ def main() -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     print(json.dumps(report.as_dict(), indent=2) if options.json else table(report))
+    if options.record:
+        PAGE.write_text(recorded(PAGE.read_text(), report))
     return 0 if report.holds else 1
 
 

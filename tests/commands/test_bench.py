@@ -9,7 +9,7 @@ from pathlib import Path
 import bench
 import pytest
 from benches import weights
-from benches.report import Figure, Report, percentile, table
+from benches.report import Figure, Report, percentile, recorded, table
 from benches.vllm_environment import ROOT, SERVER_BINARIES
 from benches.worker import Worker
 
@@ -48,6 +48,16 @@ def test_a_small_run_judges_nothing() -> None:
     found = report(Figure("rate", 0.5, "GB/s", at_least=1.0), judged=False)
     assert found.holds
     assert "not judged in small" in table(found)
+
+
+def test_a_report_takes_the_place_of_the_last_one_on_its_page() -> None:
+    page = "# What\n\n## other\n\n```text\nold\n```\n\n## probe\n\nWords.\n\n```text\nold\n```\n\n## last\n"
+    once = recorded(page, report(Figure("rate", 0.5, "GB/s")))
+    assert once.startswith("# What\n\n## other\n\n```text\nold\n```\n\n## probe\n\nWords.\n\n```text\nprobe, ")
+    assert "GB/s\n```\n\n## last\n" in once and once.count("old") == 1
+    assert recorded(once, report(Figure("rate", 0.25, "GB/s"))).count("GB/s") == 1
+    with pytest.raises(ValueError, match="no heading '## probe'"):
+        recorded("# What\n", report(Figure("rate", 0.5, "GB/s")))
 
 
 def test_a_percentile_is_one_of_the_values() -> None:

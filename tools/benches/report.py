@@ -87,6 +87,17 @@ def table(report: Report) -> str:
     return "\n".join(lines)
 
 
+def recorded(page: str, report: Report) -> str:
+    """The page with this report as the first ```text block below the heading `## BENCH`. ValueError without one."""
+    heading = f"## {report.bench}\n"
+    before, found, rest = page.partition(heading)
+    if not found or "```text\n" not in rest.split("\n## ")[0]:
+        raise ValueError(f"the page has no heading {heading.strip()!r} with a ```text block below it")
+    lead, _, rest = rest.partition("```text\n")
+    _, _, tail = rest.partition("```\n")
+    return f"{before}{found}{lead}```text\n{table(report)}\n```\n{tail}"
+
+
 def machine() -> str:
     """The cores that this process may use, their model, the memory, and how busy the machine is already."""
     cpu = platform.processor() or platform.machine()
