@@ -15,6 +15,8 @@ from skyrl.train.config.overrides import Overrides, Written, parse
 from skyrl.train.config.problems import ConfigError
 from skyrl.train.launch import table
 
+DEFAULT = SkyRLTrainConfig().trainer.algorithm.off_policy_correction
+
 
 def built(*argv: str) -> Built:
     return build(SkyRLTrainConfig, parse(argv))
@@ -49,7 +51,6 @@ def test_a_setting_of_something_that_is_not_here_is_listed(argument: str) -> Non
 @pytest.mark.parametrize(
     "argument",
     [
-        "trainer.algorithm.dynamic_sampling.type=filter",
         "trainer.fully_async.enabled=true",
         "trainer.policy.model.lora.rank=8",
         "trainer.policy.sequence_parallel_size=2",
@@ -65,7 +66,6 @@ def test_a_key_that_would_change_the_training_is_refused(argument: str) -> None:
 @pytest.mark.parametrize(
     ("argument", "told"),
     [
-        ("trainer.algorithm.use_kl_in_reward=true", "trainer.algorithm.use_kl_loss=true"),
         ("trainer.critic.model.path=x", "advantage_estimator=grpo"),
         ("generator.num_inference_engines=2", "write generator.inference_engine.num_engines instead"),
         ("generator.inference_engine.remote_urls=[x]", "external_server_urls"),
@@ -91,6 +91,25 @@ def test_names_of_earlier_versions_are_renamed() -> None:
     assert result.mapped["trainer.use_sample_packing"] == "renamed to trainer.remove_microbatch_padding"
     assert result.mapped["trainer.log_example_interval"] == "renamed to trainer.print_example_interval"
     assert "generator.inference_engine.async_engine" in result.mapped
+
+
+def test_the_older_form_of_a_token_level_ratio_becomes_the_newer_one() -> None:
+    result = built("trainer.algorithm.use_tis=true", "trainer.algorithm.tis_imp_ratio_cap=3.5")
+    settings = result.cfg.trainer.algorithm.off_policy_correction
+    assert (settings.tis_ratio_type, settings.token_tis_ratio_clip_high) == ("token", 3.5)
+    assert set(result.mapped) == {"trainer.algorithm.use_tis", "trainer.algorithm.tis_imp_ratio_cap"}
+    # public SkyRL would multiply every token by its default cap of -1
+    assert built("trainer.algorithm.use_tis=true").cfg.trainer.algorithm.off_policy_correction == (
+        DEFAULT.model_copy(update={"tis_ratio_type": "token"})
+    )
+    off = built("trainer.algorithm.use_tis=false", "trainer.algorithm.tis_imp_ratio_cap=3.5")
+    assert off.cfg.trainer.algorithm.off_policy_correction == DEFAULT
+    assert "trainer.algorithm.tis_imp_ratio_cap" in off.unused
+
+
+def test_the_older_and_the_newer_form_of_a_ratio_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"use_tis is the old form of trainer\.algorithm\.off_policy_correction"):
+        built("trainer.algorithm.use_tis=true", "trainer.algorithm.off_policy_correction.tis_ratio_type=token")
 
 
 def test_the_old_and_the_new_name_together_are_refused() -> None:

@@ -48,7 +48,78 @@ def test_the_defaults_break_no_rule() -> None:
         ("generator.max_input_length=100 generator.max_turns=2", "must be at least trainer.max_prompt_length=512"),
         ("generator.sampling_params.logprobs=5", "expected null, 0 or 1"),
         ("generator.sampling_params.temperature=0", "trainer.algorithm.temperature=0.0: expected more than 0"),
-        ("trainer.algorithm.advantage_estimator=grop", "known: grpo; did you mean grpo?"),
+        (
+            "trainer.algorithm.advantage_estimator=grop",
+            "known: gae, grpo, maxrl, reinforce++, rloo; did you mean grpo?",
+        ),
+        (
+            "trainer.algorithm.advantage_estimator=gae",
+            "needs the values of a critic, which this version does not train",
+        ),
+        ("trainer.algorithm.kl_ctrl.type=adaptiv", "kl_ctrl.type=adaptiv: known: adaptive, fixed; did you mean"),
+        ("trainer.algorithm.dppo.dppo_type=tv", "dppo.dppo_type=tv: known: binary_kl, binary_tv"),
+        ("trainer.algorithm.dynamic_sampling.type=filtr", "known: filter, replace; did you mean filter?"),
+        ("trainer.algorithm.off_policy_correction.tis_ratio_type=tok", "tis_ratio_type=tok: known: sequence, token"),
+        (
+            "trainer.algorithm.off_policy_correction.sequence_mask_metric=geo",
+            "sequence_mask_metric=geo: known: geometric, product",
+        ),
+        ("trainer.algorithm.cispo.cispo_anchor=new", "trainer.algorithm.cispo.cispo_anchor=new: expected one of"),
+        (
+            "trainer.algorithm.use_kl_in_reward=true",
+            "use_kl_in_reward=true and trainer.algorithm.use_kl_loss=true (its default) would count the KL twice",
+        ),
+        (
+            (
+                "trainer.algorithm.policy_loss_type=clip_cov "
+                "trainer.algorithm.off_policy_correction.tis_ratio_type=token"
+            ),
+            "off_policy_correction.* does not go with trainer.algorithm.policy_loss_type=clip_cov",
+        ),
+        (
+            (
+                "trainer.algorithm.policy_loss_type=kl_cov "
+                "trainer.algorithm.off_policy_correction.sequence_mask_metric=product"
+            ),
+            "off_policy_correction.* does not go with trainer.algorithm.policy_loss_type=kl_cov",
+        ),
+        (
+            (
+                "trainer.algorithm.policy_loss_type=cross_entropy "
+                "trainer.algorithm.off_policy_correction.outlier_token_is_threshold_high=9"
+            ),
+            "does not go with trainer.algorithm.policy_loss_type=cross_entropy",
+        ),
+        (
+            (
+                "trainer.algorithm.policy_loss_type=cispo trainer.algorithm.cispo.cispo_anchor=rollout "
+                "trainer.algorithm.off_policy_correction.tis_ratio_type=token"
+            ),
+            "tis_ratio_type=token: with trainer.algorithm.cispo.cispo_anchor=rollout",
+        ),
+        (
+            "trainer.algorithm.old_logprobs=rollout trainer.algorithm.off_policy_correction.tis_ratio_type=token",
+            "has nothing to correct where trainer.algorithm.old_logprobs=rollout",
+        ),
+        (
+            "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low=0.5",
+            "token_mask_is_threshold_low is set without token_mask_is_threshold_high: set both, or neither",
+        ),
+        (
+            (
+                "trainer.algorithm.off_policy_correction.geo_mask_low=1.5 "
+                "trainer.algorithm.off_policy_correction.geo_mask_high=1.5"
+            ),
+            "geo_mask_low=1.5 must be below trainer.algorithm.off_policy_correction.geo_mask_high=1.5",
+        ),
+        (
+            "trainer.algorithm.overlong_buffer_len=2000",
+            "must be at most generator.sampling_params.max_generate_length=",
+        ),
+        (
+            "trainer.algorithm.overlong_buffer_len=20 generator.max_turns=2",
+            "measures responses of one turn, and generator.max_turns=2: set it to 0",
+        ),
         ("trainer.algorithm.policy_loss_type=dual", "did you mean dual_clip?"),
         ("trainer.algorithm.loss_reduction=token_meen", "did you mean token_mean?"),
         ("trainer.algorithm.kl_estimator_type=k9", "trainer.algorithm.kl_estimator_type=k9: known: abs, k1, k2, k3"),

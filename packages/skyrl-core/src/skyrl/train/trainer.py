@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 import torch
 
 from skyrl.train import checkpoints, dumps, metrics
-from skyrl.train.algorithms import advantages
+from skyrl.train.algorithms import advantages, kl_in_reward, reward_shaping
+from skyrl.train.algorithms.anchors import needs_old_logprobs, sampled_logprobs
+from skyrl.train.algorithms.dynamic_sampling import DynamicSampling
 from skyrl.train.display.closing import StepRow
 from skyrl.train.display.progress import Progress
 from skyrl.train.failures import RunFailed
@@ -26,6 +28,7 @@ from skyrl.train.generator.trajectory import PromptTask, Trajectory
 from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.contract import LossSpec
 from skyrl.train.rollouts.logprob_gap import logprob_gap_metrics
+from skyrl.train.seeds import derive
 
 R = TypeVar("R")
 
@@ -70,7 +73,9 @@ class RayPPOTrainer:
         self.export_folder = Path(cfg.trainer.export_path).expanduser()
         self.total_steps = training_steps(cfg, len(train_loader))
         self.result = TrainingResult()
+        self.kl_coefficient = cfg.trainer.algorithm.kl_loss_coef  # of the KL penalty on the reward
         self.publish_metrics: dict[str, float] = {}  # of the last publish
+        self.shaping_metrics: dict[str, float] = {}  # of this step: what was done to its rewards and masks
         # One thread for all policy work: the event loop stays free for heartbeats while torch computes.
         self._policy_thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
 
@@ -81,17 +86,23 @@ class RayPPOTrainer:
         if self.cfg.trainer.eval_before_train and first_step == 1:
             self.trackers.log(await self.evaluate(step=0), 0)
         for step in range(first_step, self.total_steps + 1):
+            if self.prompts_used_up:
+                break
             await self.train_step(step)
         self.progress.waiting_for("the end of the run")
         return self.result
 
     async def train_step(self, step: int) -> None:
-        timers, started = metrics.StepTimers(), time.perf_counter()
+        timers, started, self.shaping_metrics = metrics.StepTimers(), time.perf_counter(), {}
         with timers.phase("step"):
             with timers.phase("generate"):
-                trajectories = await self.collect(self.train_loader.next_batch(), step)
+                trajectories = await self.collect_batch(step)
+            with timers.phase("postprocess_generator_output"):
+                batch = self.shape(TrajectoryBatch.from_trajectories(trajectories))
             with timers.phase("fwd_logprobs_values_reward"):
-                batch = await self.score(TrajectoryBatch.from_trajectories(trajectories))
+                batch = await self.score(batch)
+            if self.cfg.trainer.algorithm.use_kl_in_reward:
+                batch = self.apply_reward_kl_penalty(batch)
             with timers.phase("compute_advantages_and_returns"):
                 batch = self.advantages(batch)
             with timers.phase("train_critic_and_policy"):
@@ -107,6 +118,19 @@ class RayPPOTrainer:
 
     # The parts of a step
 
+    async def collect_batch(self, step: int) -> list[Trajectory]:
+        """What the step trains on: the samples of one batch of prompts or, with dynamic sampling, of as many batches as
+        it takes to find `train_batch_size` prompts that teach something."""
+        settings = self.cfg.trainer.algorithm.dynamic_sampling
+        if settings.type is None:
+            return await self.collect(self.train_loader.next_batch(), step)
+        seed = derive(self.cfg.trainer.seed, "dynamic_sampling", step)
+        sampling = DynamicSampling(settings, batch_size=self.cfg.trainer.train_batch_size, seed=seed)
+        while sampling.trajectories is None:
+            sampling.take(await self.collect(sampling.ask(self.train_loader.next_batch()), step))
+        self.shaping_metrics |= sampling.metrics
+        return sampling.trajectories
+
     async def collect(self, tasks: Sequence[PromptTask], step: int) -> list[Trajectory]:
         """All samples of the batch, prompt-major."""
         return await self.generator.generate(
@@ -118,9 +142,19 @@ class RayPPOTrainer:
             on_progress=lambda done, total: self.progress.waiting_for(f"rollouts {done}/{total}"),
         )
 
+    def shape(self, batch: TrajectoryBatch) -> TrajectoryBatch:
+        """Rewards and masks as the algorithm wants them, before anything is computed from them."""
+        longest = self.cfg.generator.sampling_params.max_generate_length
+        batch, found = reward_shaping.shape(batch, self.cfg.trainer.algorithm, max_response_len=longest)
+        self.shaping_metrics |= found
+        return batch
+
     async def score(self, batch: TrajectoryBatch) -> TrajectoryBatch:
-        """Old logprobs of the current policy and, with a KL term, the reference's."""
-        if self.cfg.trainer.algorithm.old_logprobs == "rollout":
+        """Old logprobs of the current policy, if any part of the update looks at them, and with a KL term the
+        reference's."""
+        if not needs_old_logprobs(self.cfg.trainer.algorithm):
+            pass
+        elif self.cfg.trainer.algorithm.old_logprobs == "rollout":
             batch = batch.with_tensors(old_logprobs_T=rollout_logprobs(batch))
         else:
             self.progress.waiting_for("logprobs of the policy")
@@ -130,6 +164,16 @@ class RayPPOTrainer:
             self.progress.waiting_for("logprobs of the reference")
             ref = await self.on_policy_thread(self.reference.logprobs, batch, temperature=self.temperature)
             batch = batch.with_tensors(ref_logprobs_T=ref)
+        return batch
+
+    def apply_reward_kl_penalty(self, batch: TrajectoryBatch) -> TrajectoryBatch:
+        """The KL to the reference leaves each token's reward; the coefficient then follows what was measured."""
+        algorithm = self.cfg.trainer.algorithm
+        batch, found = kl_in_reward.penalise(batch, algorithm, self.kl_coefficient)
+        self.shaping_metrics |= found
+        self.kl_coefficient = kl_in_reward.next_coefficient(
+            self.kl_coefficient, found["loss/avg_kl"], batch.num_sequences, algorithm
+        )
         return batch
 
     def advantages(self, batch: TrajectoryBatch) -> TrajectoryBatch:
@@ -171,9 +215,15 @@ class RayPPOTrainer:
             )
         return row
 
+    @property
+    def prompts_used_up(self) -> bool:
+        """Whether all epochs are over, which dynamic sampling may reach before the planned number of steps."""
+        loader = self.train_loader
+        return loader.epoch * len(loader) + loader.position >= self.cfg.trainer.epochs * len(loader)
+
     async def after_step(self, step: int, timers: metrics.StepTimers) -> dict[str, float]:
         """Evaluation, checkpoint and export where the step is due for one."""
-        trainer, last = self.cfg.trainer, step == self.total_steps
+        trainer, last = self.cfg.trainer, step == self.total_steps or self.prompts_used_up
         out: dict[str, float] = {}
         if due(step, trainer.eval_interval, last):
             with timers.phase("eval"):
@@ -207,6 +257,7 @@ class RayPPOTrainer:
         self.train_loader.load_state_dict(state["train_loader"])
         await self.on_policy_thread(self.policy.load, folder / "policy")
         self.result.rows = [StepRow(**row) for row in state["rows"]]
+        self.kl_coefficient = state.get("kl_coefficient", self.kl_coefficient)
         self.result.last_step = state["global_step"]
         self.progress.resume_at(state["global_step"], self.total_steps)
         return state["global_step"]
@@ -216,6 +267,7 @@ class RayPPOTrainer:
         state = {
             "train_loader": self.train_loader.state_dict(),
             "rows": [vars(row) for row in self.result.rows],
+            "kl_coefficient": self.kl_coefficient,
         }
         path = await self.on_policy_thread(
             self.store.save,
@@ -252,6 +304,7 @@ class RayPPOTrainer:
         return {
             **metrics.reward_metrics(trajectories, self.n_samples),
             **metrics.batch_metrics(batch),
+            **self.shaping_metrics,
             **generation_metrics(trajectories),
             **logprob_gap_metrics(batch),
             **self.publish_metrics,
@@ -309,14 +362,7 @@ def require_numbers(logprobs_T: torch.Tensor, batch: TrajectoryBatch) -> torch.T
 
 def rollout_logprobs(batch: TrajectoryBatch) -> torch.Tensor:
     """[T]: the servers' own logprobs as the old ones. ValueError where a server could not say one."""
-    trained_T = batch.loss_mask_T > 0
-    missing = int((trained_T & batch.rollout_logprobs_T.isnan()).sum())
-    if missing:
-        raise ValueError(
-            f"trainer.algorithm.old_logprobs=rollout: the servers gave no logprob for {missing} of "
-            f"{int(trained_T.sum())} sampled tokens: set it to recompute"
-        )
-    return torch.where(trained_T, batch.rollout_logprobs_T, 0.0)
+    return sampled_logprobs(batch, key="trainer.algorithm.old_logprobs=rollout", instead="set it to recompute")
 
 
 def due(step: int, interval: int, last: bool) -> bool:

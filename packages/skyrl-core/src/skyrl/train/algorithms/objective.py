@@ -1,7 +1,8 @@
 """The whole loss of one micro-batch: policy loss + KL to the reference - entropy, each over global normalisers.
 
 Every part is a sum over tokens of (value x weight), and the weights come from the whole mini-batch; the sums of all
-micro-batches on all ranks are the mini-batch's loss and metrics.
+micro-batches on all ranks are the mini-batch's loss and metrics. So entropy is the mean over the mini-batch's tokens,
+where public SkyRL takes the mean of its micro-batches' means.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from skyrl.train.algorithms.kl import token_kl
 from skyrl.train.algorithms.policy_losses import POLICY_LOSSES, LossInputs
 from skyrl.train.policy.batch import TrajectoryBatch
+from skyrl.train.policy.shares import extreme
 
 
 def micro_loss(
@@ -26,6 +28,7 @@ def micro_loss(
     """(loss with gradient, this micro-batch's share of each metric by its public name).
 
     `micro` carries `loss_weights_T` and `kl_weights_T`; `num_tokens` counts the trained tokens of the whole mini-batch.
+    Shares add up, but for those named `_max` or `_min` (`policy.shares.combine`).
     """
     dtype = logprobs_T.dtype
     inputs = _loss_inputs(micro, logprobs_T)
@@ -42,7 +45,10 @@ def micro_loss(
         loss = loss - algorithm.entropy_loss_coef * entropy if algorithm.use_entropy_loss else loss
         shares["policy_entropy"] = entropy
     for name, values_T in token_loss.metrics_T.items():
-        shares[f"loss_metrics/{name}"] = (values_T.to(dtype) * mean_weights_T).sum()
+        if name.endswith(("_max", "_min")):
+            shares[f"loss_metrics/{name}"] = extreme(name, values_T.to(dtype), micro.loss_mask_T > 0)
+        else:
+            shares[f"loss_metrics/{name}"] = (values_T.to(dtype) * mean_weights_T).sum()
     shares["final_loss"] = loss
     return loss, {f"policy/{name}": share.detach() for name, share in shares.items()}
 
@@ -60,13 +66,16 @@ def _kl(micro: TrajectoryBatch, logprobs_T: torch.Tensor, algorithm: Any) -> tor
 
 def _loss_inputs(micro: TrajectoryBatch, logprobs_T: torch.Tensor) -> LossInputs:
     dtype = logprobs_T.dtype
+    # a loss that is anchored on the rollout is not given other old logprobs, and needs none
+    old_logprobs_T = micro.rollout_logprobs_T if micro.old_logprobs_T is None else micro.old_logprobs_T
     return LossInputs(
         logprobs_T=logprobs_T,
-        old_logprobs_T=micro.require("old_logprobs_T").to(dtype),
+        old_logprobs_T=old_logprobs_T.to(dtype),
         advantages_T=micro.require("advantages_T").to(dtype),
         loss_mask_T=micro.loss_mask_T,
         segment_ids_T=micro.segment_ids_T,
         group_ids_T=micro.group_ids_T,
         positions_T=micro.positions_T,
         rollout_logprobs_T=micro.rollout_logprobs_T.to(dtype),
+        selected_T=micro.selected_T,
     )

@@ -15,6 +15,10 @@ from skyrl.train.algorithms.tables import Table
 from skyrl.train.policy.batch import TrajectoryBatch
 
 Reduction = Callable[[TrajectoryBatch, Any], torch.Tensor]
+"""(mini-batch, algorithm) -> float64 [T]."""
+
+MICRO_BATCHED = "token_mean_legacy"
+"""The reduction that is defined by micro-batches: it takes their size as a third argument."""
 
 
 def token_mean(batch: TrajectoryBatch, _algorithm: Any) -> torch.Tensor:
@@ -51,10 +55,26 @@ def prompt_mean(batch: TrajectoryBatch, _algorithm: Any) -> torch.Tensor:
     return mask_T / (num_groups * tokens_G[groups_T])
 
 
+def token_mean_legacy(batch: TrajectoryBatch, _algorithm: Any, micro_batch_size: int = 1) -> torch.Tensor:
+    """mask / (micro-batches x trained tokens of the micro-batch): the mean over micro-batches of their token means.
+
+    A micro-batch is `trainer.micro_train_batch_size_per_gpu` neighbouring sequences of the mini-batch, the last one
+    what is left of it (public SkyRL drops that rest from the loss). How a backend really cuts the mini-batch, by
+    length, by tokens or over ranks, changes nothing.
+    """
+    mask_T = batch.loss_mask_T.double()
+    micros_S = torch.arange(batch.num_sequences, device=mask_T.device) // micro_batch_size
+    num_micros = -(-batch.num_sequences // micro_batch_size)
+    micros_T = micros_S[batch.segment_ids_T]
+    tokens_M = segment_sum(mask_T, micros_T, num_micros).clamp(min=1)
+    return mask_T / (num_micros * tokens_M[micros_T])
+
+
 LOSS_REDUCTIONS: Table[Reduction] = Table(
     "trainer.algorithm.loss_reduction",
     {
         "token_mean": token_mean,
+        "token_mean_legacy": token_mean_legacy,
         "sequence_mean": sequence_mean,
         "seq_mean_token_sum_norm": seq_mean_token_sum_norm,
         "prompt_mean": prompt_mean,
@@ -62,6 +82,11 @@ LOSS_REDUCTIONS: Table[Reduction] = Table(
 )
 
 
-def loss_weights(batch: TrajectoryBatch, algorithm: Any) -> torch.Tensor:
-    """float64 [T] of the configured reduction. ValueError for an unknown name."""
+def loss_weights(batch: TrajectoryBatch, algorithm: Any, *, micro_batch_size: int = 1) -> torch.Tensor:
+    """float64 [T] of the configured reduction. ValueError for an unknown name.
+
+    `micro_batch_size` is `trainer.micro_train_batch_size_per_gpu`, which only `token_mean_legacy` looks at.
+    """
+    if algorithm.loss_reduction == MICRO_BATCHED:
+        return token_mean_legacy(batch, algorithm, micro_batch_size)
     return LOSS_REDUCTIONS.pick(algorithm.loss_reduction)(batch, algorithm)

@@ -30,6 +30,11 @@ class Table(Mapping[str, F], Generic[F]):
     def __len__(self) -> int:
         return len(self._functions)
 
+    @property
+    def builtin(self) -> frozenset[str]:
+        """The names that come with this package."""
+        return frozenset(self._functions.keys() - self._added.keys())
+
     def pick(self, name: str) -> F:
         """The function called `name`. ValueError lists the known names and the nearest one."""
         if name in self._functions:

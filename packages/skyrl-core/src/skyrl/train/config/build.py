@@ -64,7 +64,26 @@ def _translate_legacy(overrides: Overrides, problems: list[str]) -> tuple[Overri
     if (written := out.leaves.pop(_path(interval), None)) is not None:
         out.leaves.setdefault(_path("trainer.print_example_interval"), written)
         mapped[interval] = "renamed to trainer.print_example_interval"
+    _translate_tis(out, mapped, problems)
     return out, mapped
+
+
+def _translate_tis(out: Overrides, mapped: dict[str, str], problems: list[str]) -> None:
+    """`use_tis` and its cap, the older form of a token-level ratio. A cap that is left out is the newer key's default;
+    public SkyRL multiplies every token by its own default of -1."""
+    algorithm, section = "trainer.algorithm", "trainer.algorithm.off_policy_correction"
+    switch, cap = f"{algorithm}.use_tis", f"{algorithm}.tis_imp_ratio_cap"
+    if out.get(switch) is not True:
+        return
+    newer = {switch: f"{section}.tis_ratio_type", cap: f"{section}.token_tis_ratio_clip_high"}
+    for old, new in newer.items():
+        written = out.leaves.pop(_path(old), None)
+        if written is not None and out.get(new) is not None:
+            problems.append(f"{old} is the old form of {new}: give one of them")
+        elif written is not None:
+            value = "token" if old == switch else written.value
+            out.leaves[_path(new)] = Written(value, str(value), written.source)
+            mapped[old] = f"{new}={value}"
 
 
 def _place(

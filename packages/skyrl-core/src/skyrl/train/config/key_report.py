@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from skyrl.train.backends import KeyReport
 from skyrl.train.config.build import Built
+from skyrl.train.config.idle import ALGORITHM_IDLE, Idle
 from skyrl.train.launch.command import ONLY_ON_GPUS
 from skyrl.train.launch.table import ServerEntry
 
@@ -102,39 +101,10 @@ def _takes(server: ServerEntry, name: str) -> bool:
     return name in server.options or (name == "model_dtype" and any("{dtype}" in part for part in server.command))
 
 
-@dataclass(frozen=True)
-class Idle:
-    """Keys (patterns) that decide nothing where `holds(cfg)`, and why."""
-
-    keys: tuple[str, ...]
-    holds: Callable[[Any], bool]
-    why: str
-
-
 IDLE = (
+    *ALGORITHM_IDLE,
     Idle(
-        ("trainer.ref.*", "trainer.placement.ref_*", "trainer.placement.colocate_policy_ref",
-         "trainer.algorithm.kl_loss_coef", "trainer.algorithm.kl_estimator_type"),
-        lambda cfg: not cfg.trainer.algorithm.use_kl_loss,
-        "there is no KL term (trainer.algorithm.use_kl_loss=false)",
-    ),
-    Idle(
-        ("trainer.algorithm.entropy_loss_coef",),
-        lambda cfg: not cfg.trainer.algorithm.use_entropy_loss,
-        "there is no entropy bonus (trainer.algorithm.use_entropy_loss=false)",
-    ),
-    Idle(
-        ("trainer.algorithm.clip_ratio_c",),
-        lambda cfg: cfg.trainer.algorithm.policy_loss_type == "regular",
-        "only trainer.algorithm.policy_loss_type=dual_clip reads it",
-    ),
-    Idle(
-        ("trainer.algorithm.max_seq_len",),
-        lambda cfg: cfg.trainer.algorithm.loss_reduction in ("token_mean", "sequence_mean", "prompt_mean"),
-        "only trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by it",
-    ),
-    Idle(
-        ("trainer.micro_train_batch_size_per_gpu", "trainer.micro_forward_batch_size_per_gpu"),
+        ("trainer.micro_forward_batch_size_per_gpu",),
         lambda cfg: cfg.trainer.max_tokens_per_microbatch > 0,
         "trainer.max_tokens_per_microbatch cuts the micro-batches",
     ),

@@ -34,20 +34,9 @@ UNUSED = {
     "trainer.critic.*": "the algorithm has no critic",
     "trainer.critic_mini_batch_size": "the algorithm has no critic",
     "trainer.placement.critic_*": "the algorithm has no critic",
-    "trainer.algorithm.gamma": "an outcome's reward is not discounted over the tokens of its response",
-    "trainer.algorithm.kl_ctrl.*": "there is no KL penalty on the reward",
-    "trainer.algorithm.zero_variance_filter_tol": "the zero-variance filter is off",
-    "trainer.algorithm.lambd": "only an estimator with a critic reads it",
     "trainer.algorithm.value_clip": "only a critic reads it",
     "trainer.algorithm.value_head_prefix": "only a critic reads it",
-    "trainer.algorithm.off_policy_correction.*": "off-policy correction is off",
-    "trainer.algorithm.tis_imp_ratio_cap": "off-policy correction is off",
-    "trainer.algorithm.dynamic_sampling.*": "dynamic sampling is off",
-    "trainer.algorithm.sapo.*": "parameters of another loss",
-    "trainer.algorithm.cispo.*": "parameters of another loss",
-    "trainer.algorithm.clip_cov.*": "parameters of another loss",
-    "trainer.algorithm.kl_cov.*": "parameters of another loss",
-    "trainer.algorithm.dppo.*": "parameters of another loss",
+    "trainer.algorithm.tis_imp_ratio_cap": "it is read with trainer.algorithm.use_tis=true only",
     "trainer.mtp.*": "multi-token prediction is off",
     "trainer.fully_async.*": "rollouts and updates take turns",
     "trainer.use_expandable_segments": "a setting of the CUDA allocator; set PYTORCH_CUDA_ALLOC_CONF instead",
@@ -77,17 +66,12 @@ SWITCHES = (
     "trainer.*.model.fake_int4_qat.enabled", "trainer.*.model.lora.rank", "trainer.*.torch_profiler_config.enable",
     "trainer.*.sequence_parallel_size", "trainer.*.language_model_only", "trainer.critic.model.path",
     "trainer.mtp.enabled", "trainer.fully_async.enabled",
-    "trainer.algorithm.dynamic_sampling.type", "trainer.algorithm.off_policy_correction.tis_ratio_type",
-    "trainer.algorithm.off_policy_correction.sequence_mask_metric",
-    "trainer.algorithm.off_policy_correction.outlier_token_*", "trainer.algorithm.off_policy_correction.token_mask_*",
     "generator.inference_engine.language_model_only", "generator.inference_engine.num_prefill",
     "generator.inference_engine.fully_sharded_loras",
 )  # fmt: skip
 
 # What to do instead, where there is more to say than that the key is not honoured.
 INSTEAD = {
-    "trainer.algorithm.use_kl_in_reward": "the KL penalty on the reward is not honoured by this version; take the KL "
-    "term of the loss, trainer.algorithm.use_kl_loss=true (public SkyRL takes one of the two, never both)",
     "trainer.critic.model.path": "critics are not honoured by this version; take an estimator without one, such as "
     "trainer.algorithm.advantage_estimator=grpo",
 }

@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from skyrl.train.algorithms.advantages import ADVANTAGE_ESTIMATORS
-from skyrl.train.algorithms.kl import KL_ESTIMATORS
-from skyrl.train.algorithms.policy_losses import POLICY_LOSSES
-from skyrl.train.algorithms.reductions import LOSS_REDUCTIONS
+from skyrl.train.config import algorithm_rules
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
 from skyrl.train.launch import table
@@ -90,24 +87,11 @@ def sampling(cfg: Any) -> Iterator[str]:
         )
 
 
-def names(cfg: Any) -> Iterator[str]:
-    """Names that index a table of functions; users add theirs with the table's `register`."""
-    algorithm = cfg.trainer.algorithm
-    for functions, name in (
-        (ADVANTAGE_ESTIMATORS, algorithm.advantage_estimator),
-        (POLICY_LOSSES, algorithm.policy_loss_type),
-        (LOSS_REDUCTIONS, algorithm.loss_reduction),
-        (KL_ESTIMATORS, algorithm.kl_estimator_type),
-    ):
-        if name not in functions:
-            yield f"{functions.key}={name}: {listed(name, functions)}"
+def trackers(cfg: Any) -> Iterator[str]:
+    """Names of trackers, and what they need."""
     for name in cfg.trainer.logger:
         if name not in TRACKERS:
             yield f"trainer.logger={name}: {listed(name, TRACKERS)}"
-    if algorithm.loss_reduction == "seq_mean_token_sum_norm" and algorithm.max_seq_len is None:
-        yield (
-            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by trainer.algorithm.max_seq_len: set it"
-        )
     offline = os.environ.get("WANDB_MODE", "") in ("offline", "disabled")
     if "wandb" in cfg.trainer.logger and not os.environ.get("WANDB_API_KEY") and not offline:
         yield (
@@ -123,7 +107,12 @@ def placement(cfg: Any) -> Iterator[str]:
     policy = (place.policy_num_nodes, place.policy_num_gpus_per_node)
     ref = (place.ref_num_nodes, place.ref_num_gpus_per_node)
     shared = place.colocate_all or place.colocate_policy_ref
-    if trainer.algorithm.use_kl_loss and shared and policy != ref and "ref_num_gpus_per_node" in place.model_fields_set:
+    if (
+        trainer.algorithm.needs_reference
+        and shared
+        and policy != ref
+        and "ref_num_gpus_per_node" in place.model_fields_set
+    ):
         yield (
             f"trainer.placement.ref_num_nodes x ref_num_gpus_per_node = {ref[0]} x {ref[1]} must equal the policy's "
             f"{policy[0]} x {policy[1]} where they share devices (trainer.placement.colocate_policy_ref)"
@@ -233,7 +222,7 @@ def folders(cfg: Any) -> Iterator[str]:
 def model_paths(cfg: Any) -> Iterator[str]:
     """A folder must exist; anything of the form owner/name is asked for at the hub later."""
     paths = {"trainer.policy.model.path": cfg.trainer.policy.model.path}
-    if cfg.trainer.algorithm.use_kl_loss:
+    if cfg.trainer.algorithm.needs_reference:
         paths["trainer.ref.model.path"] = cfg.trainer.ref.model.path
     told = set()
     for key, path in paths.items():
@@ -248,5 +237,6 @@ def model_paths(cfg: Any) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
-    model_paths, batch_sizes, lengths, sampling, names, placement, servers, server_settings, checkpoints, folders,
+    model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES, placement, servers, server_settings,
+    checkpoints, folders,
 )  # fmt: skip

@@ -167,7 +167,7 @@ class BasePPOExp:
         async def train() -> tuple[Any, Any | None]:
             policy = await asyncio.to_thread(PolicyGroup.create, cfg, self.plugin, "policy", total_steps=updates)
             stack.push_async_callback(_close, policy)
-            if not trainer.algorithm.use_kl_loss:
+            if not trainer.algorithm.needs_reference:
                 return policy, None
             reference = await asyncio.to_thread(PolicyGroup.create, cfg, self.plugin, "ref")
             stack.push_async_callback(_close, reference)

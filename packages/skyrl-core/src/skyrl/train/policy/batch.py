@@ -16,12 +16,13 @@ from skyrl.train.generator.trajectory import Trajectory
 
 RESPONSE_FIELDS = (
     "loss_mask_T", "rewards_T", "rollout_logprobs_T", "weight_versions_T", "old_logprobs_T", "ref_logprobs_T",
-    "values_T", "advantages_T", "returns_T", "loss_weights_T", "kl_weights_T",
+    "values_T", "advantages_T", "returns_T", "loss_weights_T", "kl_weights_T", "selected_T",
 )  # fmt: skip
 
 NEEDED_FOR = {
     "old_logprobs_T": "the policy scores it before an update",
-    "ref_logprobs_T": "trainer.algorithm.use_kl_loss needs the reference to score it before an update",
+    "ref_logprobs_T": "a KL term needs the reference to score it before an update",
+    "values_T": "trainer.algorithm.advantage_estimator=gae needs a critic to score it",
     "advantages_T": "estimate the advantages before an update",
 }
 
@@ -30,7 +31,8 @@ NEEDED_FOR = {
 class TrajectoryBatch:
     """token_ids_N int64; seq_lens_S and prompt_lens_S int64, sequence s has seq_len - prompt_len response tokens;
     group_ids_S int64, equal for the samples of one prompt. Response tensors are float32 (weight_versions_T int64);
-    loss_weights_T and kl_weights_T float64, each token's share of the whole mini-batch's mean."""
+    loss_weights_T and kl_weights_T float64, each token's share of the whole mini-batch's mean; selected_T bool, the
+    tokens that a loss treats apart."""
 
     token_ids_N: torch.Tensor
     seq_lens_S: torch.Tensor
@@ -47,6 +49,7 @@ class TrajectoryBatch:
     returns_T: torch.Tensor | None = None
     loss_weights_T: torch.Tensor | None = None
     kl_weights_T: torch.Tensor | None = None
+    selected_T: torch.Tensor | None = None
 
     @property
     def num_sequences(self) -> int:

@@ -43,7 +43,7 @@ class Normalisers:
     num_tokens: float  # sum of the loss mask
     num_sequences: int
     world_size: int
-    extra: dict[str, float] = field(default_factory=dict)
+    known: dict[str, float] = field(default_factory=dict)  # metrics of the mini-batch that no micro-batch changes
 
 
 class PolicyBackend(Protocol):

@@ -12,10 +12,11 @@ from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 from skyrl.train.backends import BackendPlugin
 from skyrl.train.policy.batch import TrajectoryBatch
-from skyrl.train.policy.contract import LossSpec, Role
-from skyrl.train.policy.minibatch import prepare
+from skyrl.train.policy.contract import LossSpec, Normalisers, Role
+from skyrl.train.policy.minibatch import needs_present_logprobs, prepare
 from skyrl.train.policy.publishing import cast_layouts
 from skyrl.train.policy.sharding import MicroLimits, balance, num_micro_batches
+from skyrl.train.policy.shares import combine
 from skyrl.train.policy.worker import forward_limits, train_limits
 from skyrl.train.policy.workers import LocalWorkers, Workers
 
@@ -61,11 +62,12 @@ class PolicyGroup:
 
     def update(self, minibatch: TrajectoryBatch, spec: LossSpec) -> dict[str, float]:
         """One optimizer step on one mini-batch; its metrics, all of them over the whole mini-batch."""
-        return _add(self._workers.run("update", self._loss_arguments(minibatch, spec)))
+        arguments, normalisers = self._loss_arguments(minibatch, spec)
+        return combine(self._workers.run("update", arguments)) | normalisers.known
 
     def gradients(self, minibatch: TrajectoryBatch, spec: LossSpec) -> dict[str, torch.Tensor]:
         """What `update` would step along, before clipping; no step is taken. For checks."""
-        return self._workers.run("gradients", self._loss_arguments(minibatch, spec))[0]
+        return self._workers.run("gradients", self._loss_arguments(minibatch, spec)[0])[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
         """A CPU copy of all weights under their checkpoint names."""
@@ -121,10 +123,20 @@ class PolicyGroup:
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         return self._workers.run(method, [arguments] * self.num_workers)
 
-    def _loss_arguments(self, minibatch: TrajectoryBatch, spec: LossSpec) -> list[tuple[Any, ...]]:
-        prepared, normalisers = prepare(minibatch, spec.algorithm, world_size=self.num_workers)
+    def _loss_arguments(self, minibatch: TrajectoryBatch, spec: LossSpec) -> tuple[list[tuple[Any, ...]], Normalisers]:
+        """(what each rank's worker is called with, the mini-batch's counts)."""
+        present_T = None
+        if needs_present_logprobs(spec.algorithm):
+            present_T = self.logprobs(minibatch, temperature=spec.temperature)
+        prepared, normalisers = prepare(
+            minibatch,
+            spec.algorithm,
+            world_size=self.num_workers,
+            micro_batch_size=self._train_limits.max_sequences,
+            present_logprobs_T=present_T,
+        )
         shards, num_micro = self._cut(prepared, self._train_limits)
-        return [(_select(prepared, shard), spec, normalisers, num_micro) for shard in shards]
+        return [(_select(prepared, shard), spec, normalisers, num_micro) for shard in shards], normalisers
 
     def _cut(self, batch: TrajectoryBatch, limits: MicroLimits) -> tuple[list[list[int]], int]:
         shards = balance(batch.seq_lens_S, self.num_workers)
@@ -133,9 +145,3 @@ class PolicyGroup:
 
 def _select(batch: TrajectoryBatch, shard: list[int]) -> TrajectoryBatch | None:
     return batch.select(shard) if shard else None
-
-
-def _add(shares: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Each rank's share of every metric, added up."""
-    names = dict.fromkeys(name for share in shares for name in share)
-    return {name: sum(share.get(name, 0.0) for share in shares) for name in names}

@@ -21,6 +21,7 @@ from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.contract import LossSpec, Normalisers, PolicyBackend, Role, WorkerPlace
 from skyrl.train.policy.publishing import Publisher, tensor_layouts
 from skyrl.train.policy.sharding import MicroLimits, micro_batches
+from skyrl.train.policy.shares import combine
 
 
 class PolicyWorker:
@@ -66,7 +67,7 @@ class PolicyWorker:
         self, shard: TrajectoryBatch | None, spec: LossSpec, normalisers: Normalisers, num_micro: int
     ) -> dict[str, float]:
         """Accumulates the gradient of the mini-batch's loss and returns this rank's share of each metric."""
-        totals: dict[str, torch.Tensor] = {}
+        found: list[dict[str, torch.Tensor]] = []
         for index, micro in self._micros(shard, self._train_limits, num_micro):
             logprobs_T, entropy_T = self.backend.token_logprobs(
                 micro, temperature=spec.temperature, with_entropy=True, grad=True
@@ -79,11 +80,10 @@ class PolicyWorker:
                 entropy_T = entropy_T.detach()
             loss, shares = micro_loss(micro, logprobs_T, entropy_T, spec.algorithm, num_tokens=normalisers.num_tokens)
             self.backend.backward(loss * normalisers.world_size)
-            for name, share in shares.items():
-                totals[name] = totals.get(name, 0.0) + share.double()
+            found.append(shares)
         tokens = 0 if shard is None else shard.loss_mask_T.numel()
         lengths = {"policy/response_length": tokens / max(normalisers.num_sequences, 1)}
-        return lengths | {name: float(total) for name, total in totals.items()}
+        return lengths | combine(found)
 
     def gradients(
         self, shard: TrajectoryBatch | None, spec: LossSpec, normalisers: Normalisers, num_micro: int

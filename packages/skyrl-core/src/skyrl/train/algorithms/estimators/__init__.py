@@ -1,0 +1,1 @@
+"""The advantage estimators, one file for each idea; `advantages.py` names them."""

@@ -1,0 +1,1 @@
+"""The policy losses, one file each; `policy_losses.py` names them."""
