@@ -9,18 +9,19 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc.aio
 import pytest
 from fuzz_messages import METHODS, damaged, requests, with_epoch
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
+from held import Life
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.weights import inline
+from skyrl_rollout.weights.manifest import content_digest
 
 VARIANTS = 9  # damaged forms sent beside every message that was built
 READ_MESSAGES = 2
@@ -47,10 +48,11 @@ class Fuzzed:
     def __init__(self, server: ReferenceServer, runner: asyncio.Runner) -> None:
         self.server, self._runner = server, runner
         self.sent = 0
+        self.different: set[tuple[str, bytes]] = set()
         self.codes: Counter[str] = Counter()
         self._channel = runner.run(self._open())
         self._epoch = 1
-        self._sizes: list[int] = []
+        self._life = Life(server.pid)
 
     async def _open(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(self.server.target, options=[("grpc.use_local_subchannel_pool", 1)])
@@ -61,18 +63,20 @@ class Fuzzed:
     @property
     def growth_bytes(self) -> int:
         """By how much the server's resident memory grew after the first fifth of the examples."""
-        return self._sizes[-1] - self._sizes[len(self._sizes) // 5]
+        return self._life.growth_bytes
 
     def send(self, method: MethodDescriptor, message: Message, seed: int) -> None:
-        """The message and its damaged forms, all at once; AssertionError for an answer that no input may cause."""
+        """The message and those of its damaged forms that were never sent, all at once; AssertionError for an answer
+        that no input may cause."""
         whole = with_epoch(message, self._epoch).SerializeToString()
-        variants = [whole, *damaged(whole, seed, VARIANTS)]
+        forms = {(method.name, content_digest(data)): data for data in damaged(whole, seed + self.sent, VARIANTS)}
+        variants = [whole, *(data for form, data in forms.items() if form not in self.different)]
+        self.different |= {(method.name, content_digest(whole)), *forms}
         self.sent += len(variants)
         for data, (code, said) in zip(variants, self._runner.run(self._all(method, variants)), strict=True):
             self.codes[f"{method.name} {code.name}"] += 1
             assert code not in ALWAYS_WRONG, f"{method.full_name} answers {code.name} ({said}) to {data!r}"
-        line = next(x for x in Path(f"/proc/{self.server.pid}/status").read_text().splitlines() if "VmRSS" in x)
-        self._sizes.append(int(line.split()[1]) * 1024)
+        self._life.look()
 
     async def _all(self, method: MethodDescriptor, variants: list[bytes]) -> list[tuple[grpc.StatusCode, str]]:
         answers = await asyncio.gather(*(self._one(method, data) for data in variants))
@@ -139,17 +143,18 @@ def examples_of(method: MethodDescriptor, count: int, fuzzed: Fuzzed) -> Callabl
 
 
 def send_many(methods: Sequence[MethodDescriptor], count: int) -> None:
-    """`count` messages over these RPCs in turn, to one server."""
-    examples = -(-count // (VARIANTS + 1) // len(methods))
+    """`count` different messages, or a few more, over these RPCs in turn, to one server."""
+    each = -(-count // len(methods))
     with fuzzed_server() as fuzzed:
         for method in methods:
-            send = examples_of(method, examples, fuzzed)
-            before = fuzzed.sent
-            while fuzzed.sent - before < examples * (VARIANTS + 1):  # hypothesis tells no message twice
+            send = examples_of(method, each // (VARIANTS + 1), fuzzed)
+            before = len(fuzzed.different)
+            while len(fuzzed.different) - before < each:
                 send()
-        assert fuzzed.sent >= count
-        print(f"{fuzzed.sent} messages", *fuzzed.codes.most_common(), sep="\n")
-        assert fuzzed.growth_bytes < GROWTH_BYTES, f"{fuzzed.growth_bytes / 2**20:.0f} MiB more"
+        growth = f"the server grew by {fuzzed.growth_bytes / 2**20:.1f} MiB, allowed are {GROWTH_BYTES >> 20}"
+        told = f"{fuzzed.sent} messages, {len(fuzzed.different)} of them different"
+        print(f"{told}; {growth}", *fuzzed.codes.most_common(), sep="\n")
+        assert fuzzed.growth_bytes < GROWTH_BYTES, growth
 
 
 # An update lives through several RPCs, so these share a server; of the others each has its own.
