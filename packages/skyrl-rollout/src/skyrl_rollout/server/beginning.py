@@ -51,7 +51,10 @@ def update_from_pb(request: pb.BeginUpdateRequest, engine: Engine, options: Serv
     read(update, request, engine.capabilities, options)
     _check_tensors(update, engine)
     if manifest.digest != request.manifest.digest:
-        raise InvalidRequest("manifest.digest is not the digest of the manifest's tensors")
+        raise InvalidRequest(
+            f"manifest.digest is {request.manifest.digest.hex() or 'empty'}, that of the manifest's tensors is "
+            f"{manifest.digest.hex()}: compute it as weights.proto says at WeightManifest.digest"
+        )
     return update
 
 
@@ -79,16 +82,18 @@ def _check_tensors(update: Update, engine: Engine) -> None:
     manifest = update.manifest
     names = [t.layout.name for t in manifest.tensors]
     if not names:
-        raise InvalidRequest("the manifest names no tensor")
+        raise InvalidRequest("the manifest names no tensor: name every one that the update brings")
     if len(set(names)) != len(names):
         twice = sorted({n for n in names if names.count(n) > 1})
-        raise InvalidRequest(f"the manifest names tensors twice: {', '.join(twice[:5])}")
+        raise InvalidRequest(f"manifest.tensors has {', '.join(twice[:5])} twice: name every tensor once")
     _KIND_CHECKS[manifest.kind](manifest, engine)
     # what the engine receives by itself cannot be checked here, so its digests may be left out
     lengths = {DIGEST_BYTES} if update.is_staged else {0, DIGEST_BYTES}
     bad = [t.layout.name for t in manifest.tensors if len(t.content_digest) not in lengths]
     if bad:
-        raise InvalidRequest(f"content_digest must be {DIGEST_BYTES} bytes (xxh3-128): {', '.join(bad[:5])}")
+        raise InvalidRequest(
+            f"content_digest of {', '.join(bad[:5])} must be {DIGEST_BYTES} bytes: the xxh3-128 of the tensor's bytes"
+        )
     if (shards := len(manifest.shard_nbytes())) > MAX_SHARDS:
         raise InvalidRequest(f"the manifest has {shards} shards, at most {MAX_SHARDS} are taken")
     _check_overlap(manifest)
@@ -127,7 +132,9 @@ def _check_overlap(manifest: Manifest) -> None:
     for t in sorted(manifest.tensors, key=lambda t: (t.shard, t.offset)):
         end, before = ends.get(t.shard, (0, ""))
         if t.offset < end:
-            raise InvalidRequest(f"tensors {before} and {t.layout.name} overlap in shard {t.shard}")
+            raise InvalidRequest(
+                f"tensors {before} and {t.layout.name} overlap in shard {t.shard}: place them one after another"
+            )
         ends[t.shard] = (t.offset + t.nbytes, t.layout.name)
 
 
@@ -146,7 +153,7 @@ def _shm(update: Update, request: pb.BeginUpdateRequest, offers: EngineCapabilit
     named, needed = {s.shard: s.name for s in shm.segments}, set(update.manifest.shard_nbytes())
     update.segments = {shard: name for shard, name in named.items() if shard in needed}
     if missing := sorted(needed - set(named)):
-        raise InvalidRequest(f"transport.shm names no segment for shards {missing[:20]}")
+        raise InvalidRequest(f"transport.shm names no segment for shards {missing[:20]}: give one for every shard")
 
 
 def _file(update: Update, request: pb.BeginUpdateRequest, offers: EngineCapabilities, options: ServerOptions) -> None:

@@ -75,7 +75,10 @@ class Updater:
         if not isinstance(staging, InlineStaging):
             raise WrongState(f"update {update_id} was opened for the transport {update.transport!r}: call PullUpdate")
         if len(data) > self._max_chunk_bytes:
-            raise InvalidRequest(f"the chunk has {len(data)} bytes, the limit is {self._max_chunk_bytes}")
+            raise InvalidRequest(
+                f"the chunk has {len(data)} bytes, at most {self._max_chunk_bytes} are taken: cut it to "
+                f"BeginUpdateResponse.chunk_bytes"
+            )
         if google_crc32c.value(data) != crc32c:
             raise CorruptBytes(
                 f"the chunk at {offset} of shard {shard} does not have its crc32c: send it again",
@@ -117,7 +120,7 @@ class Updater:
             return update
         update, staging = self._open(update_id, "SealUpdate")
         if update.is_staged and (missing := missing_bytes(staging, update.manifest)):
-            raise WrongState(f"update {update_id} is incomplete: bytes missing by shard: {missing}")
+            raise WrongState(f"update {update_id} is incomplete: send or pull the rest first, missing is {missing}")
         try:
             await asyncio.to_thread(self._swapper.verify, update, staging)
         except CorruptBytes as error:

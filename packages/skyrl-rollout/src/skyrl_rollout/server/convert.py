@@ -29,6 +29,7 @@ MIN_HEARTBEAT_S = 0.05
 MODE_NAMES = {number: name for name, number in wire.PAUSE_MODES.items()}
 ADMISSION_NAMES = {number: name for name, number in wire.ADMISSIONS.items()}
 EXTRA_NAMES = {number: name for name, number in wire.EXTRAS.items()}
+ON_COMMIT_NAMES = {1: "continue", 2: "stop"}
 KV_NAMES = {number: name for name, number in wire.KV_POLICIES.items()}
 
 
@@ -37,9 +38,8 @@ def known(value: int, names: Mapping[Any, Any], field: str, *, unset: Any) -> An
     if value == 0 and unset is not None:
         return unset
     if value not in names:
-        raise InvalidRequest(
-            f"{field} is {value}, expected one of {sorted(names)} ({', '.join(map(str, names.values()))})"
-        )
+        said = ", ".join(getattr(name, "name", str(name)) for name in names.values())
+        raise InvalidRequest(f"{field} is {value}, expected one of {sorted(names)} ({said})")
     return names[value]
 
 
@@ -74,7 +74,7 @@ def generation_request(m: pb.GenerateRequest) -> GenerationRequest:
     num_samples = m.num_samples if m.HasField("num_samples") else 1
     if not 1 <= num_samples <= MAX_SAMPLES:
         raise InvalidRequest(f"num_samples is {num_samples}, expected 1 to {MAX_SAMPLES}")
-    stops = known(m.version.on_commit, {1: False, 2: True}, "version.on_commit", unset=False)
+    stops = _stops_on_commit(m.version)
     stream = m.stream
     per_event = stream.min_tokens_per_event if stream.HasField("min_tokens_per_event") else DEFAULT_MIN_TOKENS_PER_EVENT
     return GenerationRequest(
@@ -118,7 +118,7 @@ def scoring_request(m: pb.ScoreRequest) -> ScoringRequest:
         raise InvalidRequest(f"request_id has {len(m.request_id)} characters, expected at most {MAX_ID_CHARACTERS}")
     if m.logprobs.prompt_last_n:
         raise InvalidRequest("logprobs.prompt_last_n belongs to Generate: Score says with score_from what it scores")
-    known(m.version.on_commit, {1: False, 2: True}, "version.on_commit", unset=False)
+    _stops_on_commit(m.version)
     return ScoringRequest(
         request_id=m.request_id,
         token_ids=np.frombuffer(m.token_ids, wire.TOKEN_DTYPE),
@@ -143,16 +143,17 @@ def score_response(chunk: ScoreChunk) -> pb.ScoreResponse:
     return m
 
 
+def _stops_on_commit(policy: pb.VersionPolicy) -> bool:
+    return bool(known(policy.on_commit, ON_COMMIT_NAMES, "version.on_commit", unset="continue") == "stop")
+
+
 def logprob_mode(options: pb.LogprobOptions) -> LogprobMode:
     """Raises InvalidRequest for a mode that this server does not know."""
     return known(options.mode, {x.value: x for x in LogprobMode}, "logprobs.mode", unset=LogprobMode.SAMPLING)
 
 
 def _extras(m: pb.GenerateRequest) -> tuple[str, ...]:
-    unknown = [e for e in m.extras if e not in EXTRA_NAMES]
-    if unknown:
-        raise InvalidRequest(f"extras holds {unknown[0]}, which is no Extra of this protocol")
-    return tuple(dict.fromkeys(EXTRA_NAMES[e] for e in m.extras))
+    return tuple(dict.fromkeys(known(e, EXTRA_NAMES, "extras", unset=None) for e in m.extras))
 
 
 def _identity(m: pb.GenerateRequest) -> bytes:

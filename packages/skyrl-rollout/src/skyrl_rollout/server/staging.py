@@ -83,11 +83,16 @@ class InlineStaging(OwnStaging):
             raise InvalidRequest(f"shard {shard} is not in the manifest: it has shards {sorted(self._sizes)[:20]}")
         have, end = self.durable[shard], offset + len(data)
         if end > self._sizes[shard]:
-            raise InvalidRequest(f"shard {shard} has {self._sizes[shard]} bytes, the chunk ends at {end}")
+            raise InvalidRequest(
+                f"shard {shard} has {self._sizes[shard]} bytes, the chunk ends at {end}: send its bytes only"
+            )
         if end <= have:
             return have
         if offset < have:
-            raise InvalidRequest(f"the chunk at {offset} of shard {shard} overlaps the {have} bytes received")
+            raise InvalidRequest(
+                f"the chunk at {offset} of shard {shard} overlaps the {have} bytes received: send from there",
+                details={"durable_offset": str(have), "shard": str(shard)},
+            )
         if offset > have:
             raise OffsetHole(
                 f"the chunk of shard {shard} starts at {offset}, only {have} bytes arrived: send from there",

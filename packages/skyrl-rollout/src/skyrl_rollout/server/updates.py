@@ -37,6 +37,14 @@ MOVES = {
     UpdateState.SEALED: {UpdateState.COMMITTING, UpdateState.ABORTED},
     UpdateState.COMMITTING: {UpdateState.COMMITTED, UpdateState.FAILED},
 }
+REMEDIES = {
+    UpdateState.OPEN: "bring all its bytes, then SealUpdate",
+    UpdateState.SEALED: "CommitUpdate or AbortUpdate is next",
+    UpdateState.COMMITTING: "wait for the reply of CommitUpdate",
+    UpdateState.COMMITTED: "publish other weights as a later version",
+    UpdateState.ABORTED: "begin again under a new update_id",
+    UpdateState.FAILED: "begin again under a new update_id",
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,9 @@ class Update:
         """Raises WrongState, naming `what` was asked, unless the update is in one of `states`."""
         if self.state not in states:
             names = " or ".join(s.name for s in states)
-            raise WrongState(f"{what} needs an update that is {names}; {self.update_id} is {self.state.name}")
+            raise WrongState(
+                f"{what} needs an update that is {names}, {self.update_id} is {self.state.name}: {REMEDIES[self.state]}"
+            )
 
 
 class UpdateBook:
