@@ -70,7 +70,10 @@ def test_a_run_takes_a_step_along_every_loss(run: Any, loss: str) -> None:
     assert row["policy/num_skipped_updates"] == 0
     name = "importance_ratio" if loss == "importance_sampling" else "clip_ratio"
     assert f"policy/loss_metrics/{name}" in row
-    assert ("policy/rollout_train_logprobs_abs_diff_mean" in row) == (loss not in ("rollout_is", "dppo"))
+    unscored = loss in ("rollout_is", "dppo")
+    assert ("policy/rollout_train_logprobs_abs_diff_mean" in row) is not unscored
+    gap = {what: row.get(f"policy/minibatch_rollout_logprobs_abs_diff_{what}") for what in ("min", "mean", "max")}
+    assert 0 <= gap["min"] < gap["mean"] < gap["max"] if unscored else set(gap.values()) == {None}
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "maxrl", "reinforce++"])
@@ -83,13 +86,14 @@ def test_the_kl_leaves_the_reward_and_its_coefficient_follows_it_over_a_resume(r
     keys = (
         f"{A}.use_kl_loss=false", f"{A}.use_kl_in_reward=true", f"{A}.kl_loss_coef=10.0", f"{A}.kl_estimator_type=k2",
         f"{A}.kl_ctrl.type=adaptive", f"{A}.kl_ctrl.kl_target=1e-9", f"{A}.kl_ctrl.horizon=64",
-        "trainer.policy.optimizer_config.lr=3e-3",
+        "trainer.policy.optimizer_config.lr=3e-3", "generator.sampling_params.temperature=0.7",
     )  # fmt: skip
     rows = run(*keys, "trainer.max_training_steps=4", "trainer.run_name=straight")
     # 32 samples: a tenth up while the KL is above the target, a tenth down while it is below
     for before, after in pairwise(rows):
         factor = after["loss/kl_loss_coef"] / before["loss/kl_loss_coef"]
         assert factor == pytest.approx(1.1 if before["loss/avg_kl"] > 2e-9 else 0.9)
+    # both are scored at the same temperature, so that they are the same before the first update
     assert rows[0]["loss/kl_loss_coef"] == 10.0 and rows[0]["loss/avg_kl"] == 0.0
     moved = rows[-1]
     assert moved["loss/avg_kl"] > 0 and moved["loss/avg_final_rewards"] < moved["reward/avg_raw_reward"] - 1e-6

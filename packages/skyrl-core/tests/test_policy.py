@@ -21,6 +21,7 @@ class TestFsdpOnTwoRanks(PolicyContract):
     test_gradients_of_the_regular_loss_equal_the_plain_reference_in_float64 = None
     test_weights_after_five_steps_equal_the_plain_reference_in_float64 = None
     test_the_gradient_does_not_depend_on_the_size_of_micro_batches = None
+    test_a_loss_that_chooses_tokens_chooses_them_over_the_whole_minibatch = None
     test_the_learning_rate_warms_up_over_optimizer_steps = None
     test_loading_from_a_folder_without_a_checkpoint_names_the_missing_file = None
     test_an_untied_head_is_exported_under_its_own_name = None

@@ -217,8 +217,10 @@ class RayPPOTrainer:
 
     @property
     def prompts_used_up(self) -> bool:
-        """Whether all epochs are over, which dynamic sampling may reach before the planned number of steps."""
+        """Whether dynamic sampling has gone through all epochs, maybe before the planned number of steps."""
         loader = self.train_loader
+        if self.cfg.trainer.algorithm.dynamic_sampling.type is None:
+            return False
         return loader.epoch * len(loader) + loader.position >= self.cfg.trainer.epochs * len(loader)
 
     async def after_step(self, step: int, timers: metrics.StepTimers) -> dict[str, float]:

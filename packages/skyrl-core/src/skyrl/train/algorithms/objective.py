@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from skyrl.train.algorithms.kl import token_kl
+from skyrl.train.algorithms.losses.inputs import log_ratio_to
 from skyrl.train.algorithms.policy_losses import POLICY_LOSSES, LossInputs
 from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.shares import extreme
@@ -44,11 +45,12 @@ def micro_loss(
         entropy = (entropy_T * mean_weights_T).sum()
         loss = loss - algorithm.entropy_loss_coef * entropy if algorithm.use_entropy_loss else loss
         shares["policy_entropy"] = entropy
-    for name, values_T in token_loss.metrics_T.items():
+    reported = {f"loss_metrics/{name}": values_T for name, values_T in token_loss.metrics_T.items()}
+    for name, values_T in (reported | _rollout_gap(micro, inputs)).items():
         if name.endswith(("_max", "_min")):
-            shares[f"loss_metrics/{name}"] = extreme(name, values_T.to(dtype), micro.loss_mask_T > 0)
+            shares[name] = extreme(name, values_T.to(dtype), micro.loss_mask_T > 0)
         else:
-            shares[f"loss_metrics/{name}"] = (values_T.to(dtype) * mean_weights_T).sum()
+            shares[name] = (values_T.to(dtype) * mean_weights_T).sum()
     shares["final_loss"] = loss
     return loss, {f"policy/{name}": share.detach() for name, share in shares.items()}
 
@@ -62,6 +64,14 @@ def _kl(micro: TrajectoryBatch, logprobs_T: torch.Tensor, algorithm: Any) -> tor
         estimator=algorithm.kl_estimator_type,
     )
     return (kl_T * micro.require("kl_weights_T").to(logprobs_T.dtype)).sum()
+
+
+def _rollout_gap(micro: TrajectoryBatch, inputs: LossInputs) -> dict[str, torch.Tensor]:
+    """|logp - rollout_logp| where the policy did not score the batch before: nothing else tells how far the two are."""
+    if micro.old_logprobs_T is not None:
+        return {}
+    gap_T = log_ratio_to(inputs, inputs.rollout_logprobs_T).detach().abs()
+    return {f"minibatch_rollout_logprobs_abs_diff_{what}": gap_T for what in ("mean", "max", "min")}
 
 
 def _loss_inputs(micro: TrajectoryBatch, logprobs_T: torch.Tensor) -> LossInputs:

@@ -75,6 +75,25 @@ class PolicyContract:
             expected = expected or PlainPolicy.load(model).gradients(batch, cfg.trainer.algorithm, TEMPERATURE)
             assert_same_gradients(ours, expected, GRADIENT_TOLERANCE[FLOAT64])
 
+    def test_a_loss_that_chooses_tokens_chooses_them_over_the_whole_minibatch(self, tmp_path: Path) -> None:
+        """KL-Cov: a fifth of the trained tokens, those of highest covariance, pay |logp - old_logp|."""
+        model, batch = tiny_model(tmp_path), scored(random_minibatch(4))
+        plain = PlainPolicy.load(model)
+        logprobs_T, _ = plain.logprobs(batch, TEMPERATURE)
+        trained = [t for t in range(logprobs_T.numel()) if batch.loss_mask_T[t] > 0]
+        logprobs, advantages = logprobs_T[trained], batch.require("advantages_T").double()[trained]
+        gap = logprobs - batch.require("old_logprobs_T").double()[trained]
+        covariance = (advantages - advantages.mean()) * (logprobs - logprobs.mean()).detach()
+        paying = covariance >= covariance.sort().values[-int(0.2 * len(trained))]
+        loss = (-gap.exp() * advantages + torch.where(paying, gap.abs(), 0.0)).mean()
+        names = list(plain.weights)
+        grads = torch.autograd.grad(loss, [plain.weights[name] for name in names])
+        for micro in (1, 64):
+            with self.group(model, micro=micro, loss="kl_cov") as (group, cfg):
+                alone = cfg.trainer.algorithm.model_copy(update={"use_kl_loss": False, "use_entropy_loss": False})
+                ours = group.gradients(batch, LossSpec(algorithm=alone, temperature=TEMPERATURE))
+            assert_same_gradients(ours, dict(zip(names, grads, strict=True)), GRADIENT_TOLERANCE[FLOAT32])
+
     def test_metrics_are_those_of_the_whole_minibatch(self, tmp_path: Path) -> None:
         model, batch = tiny_model(tmp_path), scored(random_minibatch(5))
         with self.group(model, dtype=FLOAT64, micro=3) as (group, cfg):
