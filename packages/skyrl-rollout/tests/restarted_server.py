@@ -69,7 +69,7 @@ class RestartedServer:
             os.kill(self.process.pid, signal.SIGCONT)
 
 
-WAYS_TO_END: dict[str, Callable[[RestartedServer, float], Awaitable[None]]] = {
+ABSENCES: dict[str, Callable[[RestartedServer, float], Awaitable[None]]] = {
     "kill": RestartedServer.kill,
     "stop": RestartedServer.stop,
     "terminate": RestartedServer.terminate,

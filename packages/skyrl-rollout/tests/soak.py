@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 import versioned_canary as canary
 from held import Held, Life, mapped_weights
-from restarted_server import WAYS_TO_END, RestartedServer
+from restarted_server import ABSENCES, RestartedServer
+from skyrl_rollout.client import RolloutClient
 from skyrl_rollout.errors import RolloutError
 from skyrl_rollout.pool import RolloutPool
 from skyrl_rollout.replicas import Replica
+from skyrl_rollout.requests import DETACH_GRACE_S
 from skyrl_rollout.tokens import FinishReason, Generation, LogprobMode, Sample, Sampling
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget, WeightPublisher
 
@@ -312,11 +314,11 @@ class Soak:
         chance, longest_s = self._chance("disturb"), min(LONGEST_ABSENCE_S, self.seconds / 12)
         while not self._is_over:
             await asyncio.sleep(chance.uniform(0.5, 5.0))
-            way, away_s = chance.choice(list(WAYS_TO_END)), longest_s * chance.random() ** 2
+            way, away_s = chance.choice(list(ABSENCES)), longest_s * chance.random() ** 2
             spared = int(4 * self._elapsed_s / self.seconds) % 2
             server = chance.choice(self._servers) if way == "stop" else self._servers[1 - spared]
             self.note(f"{way} {server.name}, {server.instance_id} at {server.url}, for {away_s:.1f} s")
-            await WAYS_TO_END[way](server, away_s)
+            await ABSENCES[way](server, away_s)
             self.note(f"{server.name} is there again as {server.instance_id}")
             self.done.disturbed[way] += 1
             await self._all_serve()
@@ -361,9 +363,18 @@ class Soak:
         await self._all_serve()
         for server, client in zip(self._servers, self._pool.clients, strict=True):
             assert (await client.refresh()).weight_version == self._version
-            status = await client.status()
-            assert (status.running, status.waiting, status.open_update_id) == (0, 0, ""), f"{server.name}: {status}"
+            await self._until_idle(server, client)
             assert not mapped_weights(server.process.pid), f"{server.name} maps {mapped_weights(server.process.pid)}"
+
+    async def _until_idle(self, server: RestartedServer, client: RolloutClient) -> None:
+        """A server that was stopped while its work moved on has not heard so: it ends that work after its grace."""
+        deadline = time.monotonic() + DETACH_GRACE_S + 5.0
+        while True:
+            status = await client.status()
+            if (status.running, status.waiting, status.open_update_id) == (0, 0, ""):
+                return
+            assert time.monotonic() < deadline, f"{server.name} holds work that nobody waits for: {status}"
+            await asyncio.sleep(0.5)
 
     async def _check_leftovers(self, before: Held) -> None:
         deadline = time.monotonic() + 5 * CLOSING_S
