@@ -15,13 +15,15 @@ class TcpProxy:
     cut(): ends every open connection. refusing: new connections end at once. silent: bytes are swallowed both ways.
     when_sent(text, action): calls action once, when a client sends `text` (gRPC sends a method's path in clear).
     bytes_per_s: how fast each connection is, each way; None is as fast as it goes. flip(pattern): changes one bit in
-    the middle of the next `pattern` that comes by, whichever way it goes; num_flipped counts.
+    the middle of the next `pattern` that comes by, whichever way it goes; num_flipped counts. add(data): bytes of the
+    test's own go to the server on every connection.
     """
 
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("grpc://").rpartition(":")
         self._backend = (host, int(port))
         self._writers: set[asyncio.StreamWriter] = set()
+        self._to_server: set[asyncio.StreamWriter] = set()
         self._triggers: dict[bytes, Callable[[], None]] = {}
         self.refusing = False
         self.silent = False
@@ -48,6 +50,10 @@ class TcpProxy:
     def when_sent(self, text: str, action: Callable[[], None]) -> None:
         self._triggers[text.encode()] = action
 
+    def add(self, data: bytes) -> None:
+        for writer in self._to_server:
+            writer.write(data)
+
     def flip(self, pattern: bytes, *, times: int = 1) -> None:
         self._flips += [pattern] * times
 
@@ -63,8 +69,10 @@ class TcpProxy:
             return
         pair = {writer, back}
         self._writers |= pair
+        self._to_server.add(back)
         await asyncio.gather(self._pump(reader, back, to_server=True), self._pump(there, writer, to_server=False))
         self._writers -= pair
+        self._to_server.discard(back)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_server: bool) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):

@@ -48,7 +48,7 @@ async def test_chunks_that_come_twice_or_out_of_order_leave_one_dense_upload(cal
     assert (await send(calls, chunk(d, *first), chunk(d, *second), chunk(d, *first))).durable_offset == 2000
     other = flipped(replace(d, shard=d.shard[:2000]))
     assert (await send(calls, chunk(other, *second))).durable_offset == 2000, "the one that came first counts"
-    await send(calls, chunk(d, *third), chunk(d, *third), chunk(d, *second), chunk(d, *last))
+    await send(calls, chunk(d, *third), chunk(d, *third), chunk(d, *first), chunk(d, *last))
     await seal(calls, epoch, d.update_id)
     await commit(calls, epoch, d.update_id, now)
     assert (await calls.generate(ask(3))).tokens() == [5] * 3

@@ -54,8 +54,9 @@ async def test_a_generation_over_a_slow_connection_arrives_whole_and_is_made_onc
             loop.call_later(0.3 * (i + 1), proxy.cut)
         began = loop.time()
         generation = await slow.generate(
-            [1], ASKED, mode=LogprobMode.RAW, timeout_s=60, num_samples=SAMPLES, on_progress=lambda n: None
-        )
+            [1], ASKED, mode=LogprobMode.RAW, timeout_s=60, num_samples=SAMPLES, on_progress=lambda n: None,
+            backend_options={"token_delay_s": 0.001},
+        )  # fmt: skip
         assert loop.time() - began > 0.8 * ANSWER_BYTES / BYTES_PER_S, "the connection was not slow"
         assert (await calls.status()).tokens_generated - before == SAMPLES * TOKENS
     assert [s.token_ids.tolist() for s in generation.samples] == expected
