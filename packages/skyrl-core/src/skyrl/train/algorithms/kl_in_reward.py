@@ -23,7 +23,7 @@ def fixed(coefficient: float, _kl: float, _num_samples: int, _settings: Any) -> 
 
 
 def adaptive(coefficient: float, kl: float, num_samples: int, settings: Any) -> float:
-    """Proportional control in the logarithm (Ziegler et al., arXiv 1909.08593, section 2.2):
+    """Proportional control in the logarithm (Ziegler et al., arXiv 1909.08593):
 
     coefficient (1 + clip(kl / kl_target - 1, -0.2, 0.2) num_samples / horizon)
     """

@@ -35,7 +35,7 @@ def grpo(batch: TrajectoryBatch, algorithm: Any) -> Advantages:
 
 
 def rloo(batch: TrajectoryBatch, _algorithm: Any) -> Advantages:
-    """Leave-one-out baseline (arXiv 2402.14740, eq. 8): A_i = s_i - mean of the others = (s_i - mean_g) n / (n - 1).
+    """Leave-one-out baseline (RLOO, arXiv 2402.14740): A_i = s_i - mean of the others = (s_i - mean_g) n / (n - 1).
 
     A group of one has no others: A = 0.
     """
@@ -45,9 +45,12 @@ def rloo(batch: TrajectoryBatch, _algorithm: Any) -> Advantages:
 
 
 def maxrl(batch: TrajectoryBatch, _algorithm: Any) -> Advantages:
-    """Maximum-likelihood RL, for rewards that are not negative: A_i = (s_i - mean_g) / (mean_g + 1e-6).
+    """Maximum-likelihood RL (arXiv 2602.02710), for rewards that are not negative:
 
-    With rewards 0 and 1 its mean gradient is that of log P(correct). A group of one has no baseline: A = s.
+        A_i = (s_i - mean_g) / (mean_g + 1e-6)
+
+    With rewards 0 and 1 its mean gradient approaches that of log P(correct) as n grows. A group of one has no baseline:
+    A = s.
     """
     group = _Groups.of(batch)
     relative_S = group.centred_S / (group.mean_G[group.ids_S] + EPS)

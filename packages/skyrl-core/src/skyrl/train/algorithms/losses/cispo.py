@@ -8,7 +8,7 @@ from skyrl.train.algorithms.losses.inputs import LossInputs, TokenLoss, ratio_to
 
 
 def cispo(inputs: LossInputs, algorithm: Any) -> TokenLoss:
-    """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5):
+    """CISPO (MiniMax-M1, arXiv 2506.13585):
 
         -A sg[clip(r, 1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high)] logp,   r = exp(logp - anchor)
 

@@ -1,6 +1,6 @@
 """Losses that treat tokens apart whose logprob and advantage vary together: they are what makes entropy collapse.
 
-Both are of "The Entropy Mechanism of Reinforcement Learning" (arXiv 2505.22617, section 4). The tokens are chosen over
+Both are of "The Entropy Mechanism of Reinforcement Learning" (arXiv 2505.22617). The tokens are chosen over
 the whole mini-batch, from a forward pass of the present weights before it is cut: public SkyRL chooses anew within each
 micro-batch, and from advantages that its reduction has divided already, so that its bounds are never met.
 """
@@ -28,7 +28,7 @@ Selection = Callable[[TrajectoryBatch, torch.Tensor, Any], torch.Tensor]
 
 
 def clip_cov(inputs: LossInputs, algorithm: Any) -> TokenLoss:
-    """Clip-Cov (eq. 11 and 12): `regular` without the tokens that `draw_within_bounds` chose.
+    """Clip-Cov: `regular` without the tokens that `draw_within_bounds` chose.
 
     clip_ratio: the share of tokens that were chosen.
     """
@@ -38,7 +38,7 @@ def clip_cov(inputs: LossInputs, algorithm: Any) -> TokenLoss:
 
 
 def kl_cov(inputs: LossInputs, algorithm: Any) -> TokenLoss:
-    """KL-Cov (eq. 13 and 14): -r A, plus `ppo_kl_coef` |logp - old_logp| on the tokens that `take_highest` chose.
+    """KL-Cov: -r A, plus `ppo_kl_coef` |logp - old_logp| on the tokens that `take_highest` chose.
 
     Nothing is clipped: clip_ratio is 0.
     """
@@ -81,7 +81,7 @@ SELECTIONS: dict[str, Selection] = {"clip_cov": draw_within_bounds, "kl_cov": ta
 
 
 def covariances(advantages_T: torch.Tensor, logprobs_T: torch.Tensor, trained_T: torch.Tensor) -> torch.Tensor:
-    """[T]: (A - mean A) (logp - mean logp), the means over trained tokens (eq. 9); only those have a meaning."""
+    """[T]: (A - mean A) (logp - mean logp), the means over trained tokens; only those have a meaning."""
     advantages, logprobs = advantages_T[trained_T], logprobs_T[trained_T]
     if not advantages.numel():
         return torch.zeros_like(advantages_T)

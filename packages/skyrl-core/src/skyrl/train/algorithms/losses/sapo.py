@@ -10,7 +10,7 @@ from skyrl.train.algorithms.losses.inputs import LossInputs, TokenLoss, policy_r
 
 
 def sapo(inputs: LossInputs, algorithm: Any) -> TokenLoss:
-    """SAPO (arXiv 2511.20347, eq. 5 and 6), meant for `loss_reduction=sequence_mean`:
+    """SAPO (arXiv 2511.20347), meant for `loss_reduction=sequence_mean`:
 
         -A sigmoid(tau (r - 1)) 4 / tau,   r = exp(logp - old_logp)
 
