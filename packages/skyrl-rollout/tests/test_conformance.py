@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from skyrl_rollout.conformance import ITEMS, Item, Outcome, Plan, connected, run
+from skyrl_rollout.conformance.compatibility import table, with_table
 from skyrl_rollout.conformance.expected import EXPECTED, unexpected
 from skyrl_rollout.conformance.item import FAILED, NOT_OFFERED, NOT_RUN, PASSED
 from skyrl_rollout.conformance.launching import Launcher
@@ -16,6 +17,7 @@ from skyrl_rollout.conformance.table import BY_NUMBER
 from skyrl_rollout.reference.process import ReferenceServer, ServedProcess
 
 HERE = Path(__file__).parent
+COMPATIBILITY = HERE.parent / "COMPATIBILITY.md"
 TINY_MODEL = HERE.parents[1] / "skyrl-core/src/skyrl/train/quickstart/tiny_model"
 REFERENCE = f"{sys.executable} -m skyrl_rollout.cli reference --listen {{listen}} --logits canary --delta"
 CAUGHT = {
@@ -143,3 +145,17 @@ def test_the_plugin_runs_each_item_as_a_test_and_skips_what_cannot_run(plain: Re
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "skyrl_rollout.cli", *arguments]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_compatibility_page_carries_the_table_of_today() -> None:
+    assert table() in COMPATIBILITY.read_text()
+    assert with_table(COMPATIBILITY.read_text()) == COMPATIBILITY.read_text()
+
+
+def test_the_compatibility_table_has_a_row_for_each_item_and_says_what_is_not_offered() -> None:
+    rows = [row.split(" | ") for row in table().splitlines()]
+    assert len(rows) == 2 + len(ITEMS) + 1
+    assert rows[0][3:] == [f"`{name}`" for name in EXPECTED][:-1] + [f"`{list(EXPECTED)[-1]}` |"]
+    slept = next(row for row in rows if row[0] == "| 46")
+    assert slept[2:] == ["`sleep`", "passed", "not offered: `sleep`", "not offered: `sleep` |"]
+    assert rows[-1][3:] == ["54 passed", "53 passed, 1 not offered", "53 passed, 1 not offered |"]

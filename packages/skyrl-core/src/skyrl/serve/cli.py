@@ -15,11 +15,12 @@ from skyrl_rollout.server import ParentWatch, add_server_options, options_from, 
 from transformers.utils import logging as transformers_logging
 
 from skyrl.serve.batch import Limits
-from skyrl.serve.engine import TransformersEngine
+from skyrl.serve.engine import MAX_TOP_LOGPROBS, TransformersEngine
 from skyrl.serve.model import ServedModel
 
 GIB = 1 << 30
 EXIT_FAILED, EXIT_USAGE = 1, 2
+MOST_TOP_LOGPROBS = 4096  # a position of so many costs the event loop 100 kB until it is sent
 PREFIX_SHARE = 4  # KV that is kept beyond running rows: this part of the KV of running rows
 SWITCH_INTERVAL_S = 0.001  # the event loop must not keep the engine's thread waiting for Python's 5 ms
 # Engine arguments as recipes name them -> the flag that has the same meaning here.
@@ -61,6 +62,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-cache-gib", type=float, help="memory for keys and values; default: 1 on a CPU")
     group.add_argument("--gpu-memory-utilization", type=float, default=0.8, help="share of a GPU's memory to use")
     group.add_argument("--enable-prefix-caching", action="store_true", help="keep KV for prompts that begin alike")
+    group.add_argument("--max-top-logprobs", type=int, default=MAX_TOP_LOGPROBS, help="per position; default 128")
     group.add_argument(
         "--engine-arg", action="append", default=[], metavar="NAME=JSON", help="another of these, by its name"
     )
@@ -80,6 +82,8 @@ def apply_engine_arguments(args: argparse.Namespace) -> None:
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected at least 1")
+    if not 0 <= args.max_top_logprobs <= MOST_TOP_LOGPROBS:
+        raise ValueError(f"--max-top-logprobs is {args.max_top_logprobs}, expected 0 to {MOST_TOP_LOGPROBS}")
     if not 0 < args.gpu_memory_utilization <= 1:
         raise ValueError(f"--gpu-memory-utilization is {args.gpu_memory_utilization}, expected above 0 and at most 1")
     if args.kv_cache_gib is not None and not args.kv_cache_gib > 0:
@@ -98,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             return ServedModel(args.model, device=device, dtype=args.dtype, max_context=args.max_model_len)
 
         model = await asyncio.to_thread(load)
-        return TransformersEngine(model, _limits(args, device))
+        return TransformersEngine(model, _limits(args, device), max_top_logprobs=args.max_top_logprobs)
 
     return asyncio.run(serve(build, options, parent=parent))
 

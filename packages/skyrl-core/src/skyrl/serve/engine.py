@@ -32,13 +32,13 @@ from skyrl.serve.worker import Worker
 
 EMIT_EVERY_S = 0.02  # how long made tokens may wait before they are handed over
 WAIT_POLL_S = 0.01
-MAX_TOP_LOGPROBS = 64
+MAX_TOP_LOGPROBS = 128  # unless asked for more
 
 
 class TransformersEngine(PlainEngine):
     """Implements `skyrl_rollout.server.engine.Engine`. To be made inside the event loop that serves it."""
 
-    def __init__(self, model: ServedModel, limits: Limits) -> None:
+    def __init__(self, model: ServedModel, limits: Limits, *, max_top_logprobs: int = MAX_TOP_LOGPROBS) -> None:
         self.identity = model.identity
         self.capabilities = EngineCapabilities(
             logprob_modes=(LogprobMode.RAW, LogprobMode.TEMPERATURE, LogprobMode.SAMPLING),
@@ -46,7 +46,7 @@ class TransformersEngine(PlainEngine):
             kv_policies=("recompute", "retain"),
             deterministic_seed=model.device.type == "cpu",  # on a GPU logits depend a little on the batch
             stop_strings=model.tokenizer is not None,
-            max_top_logprobs=min(MAX_TOP_LOGPROBS, model.identity.vocab_size),
+            max_top_logprobs=min(max_top_logprobs, model.identity.vocab_size),
             prompt_logprobs=True,
             cached_prompt_tokens=True,
             score=True,

@@ -8,6 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+# Sampling defaults of a model folder that a server must leave unread.
+FAR_FROM_DEFAULT = {
+    "do_sample": True, "temperature": 0.01, "top_p": 0.8, "top_k": 1, "repetition_penalty": 1.5, "max_new_tokens": 3,
+}  # fmt: skip
+
 
 @contextmanager
 def copied_model(model: Path, **changed: Mapping[str, object]) -> Iterator[Path]:

@@ -13,19 +13,23 @@ from skyrl_rollout.weights.manifest import TensorLayout
 EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")
 FORCING = 1000.0  # a bias that no other logit of a stand-in model can reach
 SHARPNESS = 100.0
+SPREAD = 5.5  # standard deviation of the logits under noise: neither flat nor certain of one token
+LAYER_GAIN = 2.0  # what layers add must outweigh the embedding, else a tied model repeats its last token
 
 Weights = dict[str, bytes]
 
 
 def noise(tensors: Sequence[TensorLayout], seed: int) -> Weights:
-    """Normal values, so that a transformer answers with finite logits that lie far apart; norms lie around 1."""
+    """Normal values under which a transformer says various tokens, each with a probability below 1; norms lie around
+    1."""
     rng = np.random.default_rng(seed)
     made = {}
     for t in tensors:
         if len(t.shape) < 2:
             values: np.ndarray = 1 + rng.standard_normal(t.shape, np.float32) / 10
         else:
-            scale = 1.0 if t.name.endswith(EMBEDDINGS) else 1 / math.sqrt(math.prod(t.shape[1:]))
+            gain = SPREAD if t.name.endswith(EMBEDDINGS) else LAYER_GAIN
+            scale = gain / math.sqrt(math.prod(t.shape[1:]))
             values = rng.standard_normal(t.shape, np.float32) * np.float32(scale)
         made[t.name] = to_bytes(values, t.dtype)
     return made

@@ -7,12 +7,13 @@ import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc.aio
 
+from skyrl_rollout.conformance.copied_model import FAR_FROM_DEFAULT, copied_model
 from skyrl_rollout.conformance.item import (
     FAILED,
     NOT_OFFERED,
@@ -57,7 +58,7 @@ async def connected(plan: Plan) -> AsyncIterator[Target]:
         return
     if plan.launcher is None:
         raise ValueError("there is nothing to test: give the url of a server, or --launcher to start one")
-    with tempfile.TemporaryDirectory(prefix="skyrl-conformance-") as folder:
+    with tempfile.TemporaryDirectory(prefix="skyrl-conformance-") as folder, _odd_model(plan.model) as model:
         tokens = {role: secrets.token_hex(16) for role in ("control", "rollout")}
         settings: dict[str, object] = {}
         secured = plan.launcher.sets("token_file")
@@ -68,11 +69,17 @@ async def connected(plan: Plan) -> AsyncIterator[Target]:
         if plan.launcher.sets("max_concurrent"):
             settings["max_concurrent"] = MAX_CONCURRENT
         credentials = Credentials(tokens["control"]) if secured else plan.credentials
-        async with LaunchedServer(plan.launcher, settings, credentials=credentials) as server:
+        async with LaunchedServer(plan.launcher, settings, credentials=credentials, model=model) as server:
             rollout_token = tokens["rollout"] if secured else plan.rollout_token
-            async with _connected(plan, server.url, credentials, rollout_token, server) as target:
+            served = replace(plan, model=model)
+            async with _connected(served, server.url, credentials, rollout_token, server) as target:
                 target.shared["drain_grace_s"] = DRAIN_GRACE_S
                 yield target
+
+
+def _odd_model(model: Path | None) -> AbstractContextManager[Path | None]:
+    """What a launched server serves: the model, with sampling defaults in its files that no request may meet."""
+    return nullcontext() if model is None else copied_model(model, generation_config=FAR_FROM_DEFAULT)
 
 
 @asynccontextmanager

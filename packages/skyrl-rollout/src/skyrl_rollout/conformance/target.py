@@ -26,6 +26,7 @@ from skyrl_rollout.weights.manifest import TensorLayout
 PACE = "token_delay_s"  # a server with this backend option lets a check choose its pace; others get longer work
 OWNER = "conformance"
 QUIET_S = 20.0
+LONGER = 4  # times, where a server has no such option
 
 
 class Target:
@@ -115,6 +116,11 @@ class Target:
         if pace_s and PACE in self.info.capabilities.backend_options:
             request.backend_options[PACE] = pace_s
         return request
+
+    def lasting(self, num_tokens: int) -> int:
+        """So many tokens where a check can set the pace, more where it cannot: the work must outlast its next call."""
+        paced = PACE in self.info.capabilities.backend_options
+        return num_tokens if paced else min(LONGER * num_tokens, self.context // 2)
 
     def ask_long(self, *, pace_s: float = 0.01, **fields: Any) -> pb.GenerateRequest:
         """Work that goes on for seconds: as many tokens as the context holds."""

@@ -57,7 +57,8 @@ async def one_id_one_request(target: Target) -> None:
 
 async def reattach_without_a_gap(target: Target) -> None:
     """Item 10."""
-    request = target.ask(60, pace_s=PACE_S, sampling={"temperature": 1.0})
+    count = target.lasting(60)
+    request = target.ask(count, pace_s=PACE_S, sampling={"temperature": 1.0})
     request.detach_grace.FromSeconds(GRACE_S)
     async with target.opened() as other:
         reading = target.read(request, stubs=other)
@@ -71,7 +72,7 @@ async def reattach_without_a_gap(target: Target) -> None:
     expect(again.seqs == list(range(8, 8 + len(again.seqs))), f"seqs after 7 are not dense: {again.seqs[:20]}")
     kept = b"".join(d.token_ids for d in seen[: 7 - 1])
     whole = kept + b"".join(d.token_ids for d in again.deltas)
-    expect(again.end().num_tokens == 60, f"{again.end().num_tokens} tokens after the re-attach, expected 60")
+    expect(again.end().num_tokens == count, f"{again.end().num_tokens} tokens after the re-attach, expected {count}")
     expect(xxhash.xxh3_128_digest(whole) == again.end().token_digest, "the two halves are not the tokens of the digest")
 
 

@@ -11,7 +11,7 @@ import xxhash
 
 from skyrl_rollout.conformance import made_weights
 from skyrl_rollout.conformance.answers import Answer
-from skyrl_rollout.conformance.copied_model import copied_model
+from skyrl_rollout.conformance.copied_model import FAR_FROM_DEFAULT, copied_model
 from skyrl_rollout.conformance.item import NotRun, expect
 from skyrl_rollout.conformance.launching import LaunchedServer
 from skyrl_rollout.conformance.stubs import Stubs, outcome, refused
@@ -24,9 +24,6 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 DEFAULTS = {
     "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "min_tokens": 0, "ignore_eos": False,
     "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
-}  # fmt: skip
-FAR_FROM_DEFAULT = {
-    "do_sample": True, "temperature": 0.01, "top_p": 0.8, "top_k": 1, "repetition_penalty": 1.5, "max_new_tokens": 3,
 }  # fmt: skip
 KEPT_SHORT = 16  # what some servers take where max_tokens is unset
 BIAS = 100.0
@@ -59,7 +56,8 @@ async def arrays_are_whole(target: Target) -> None:
     )
     if target.info.model.eos_token_ids:
         eos = target.info.model.eos_token_ids[0]
-        ended = await target.answer(target.ask(8, sampling={"ignore_eos": False, "logit_bias": {eos: BIAS}}))
+        forced = {"ignore_eos": False, "logit_bias": {eos: BIAS}}
+        ended = await target.answer(target.ask(8, mode=pb.LOGPROB_MODE_SAMPLING, sampling=forced))
         check_whole(ended)
         expect(
             ended.tokens() == [eos] and ended.reason() == "EOS",
@@ -174,7 +172,8 @@ async def defaults_are_the_protocols(target: Target) -> str | None:
         "max_tokens": 5, "temperature": 0.75, "top_p": 0.5, "top_k": 7, "min_p": 0.125, "min_tokens": 2, "seed": 11,
         "ignore_eos": True, "frequency_penalty": 0.5, "presence_penalty": 0.25, "repetition_penalty": 1.25,
     }  # fmt: skip
-    effective = (await target.answer(target.ask(5, sampling=given))).began.effective
+    asked = target.ask(5, mode=pb.LOGPROB_MODE_SAMPLING, sampling=given)  # the one mode that each engine has for these
+    effective = (await target.answer(asked)).began.effective
     for name, value in given.items():
         expect(getattr(effective, name) == value, f"effective.{name} is {getattr(effective, name)}, asked was {value}")
     return await check_generation_config(target)

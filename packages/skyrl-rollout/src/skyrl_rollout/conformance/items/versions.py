@@ -89,9 +89,9 @@ async def abort_hands_back_tokens(target: Target) -> None:
     """Item 26."""
     target.need("pause_modes:abort")
     trainer = await target.trainer()
-    prompt = target.prompt()
-    whole = await target.answer(target.ask(120, prompt=prompt, pace_s=0.002))
-    reading = target.read(target.ask(120, prompt=prompt, pace_s=0.01))
+    prompt, count = target.prompt(), target.lasting(80)
+    whole = await target.answer(target.ask(count, prompt=prompt, pace_s=0.002))
+    reading = target.read(target.ask(count, prompt=prompt, pace_s=0.01))
     await reading.tokens(5)
     pause = await trainer.pause(ABORT)
     expect(pause.aborted >= 1, f"PauseResponse.aborted is {pause.aborted}, expected the running request")
@@ -101,7 +101,7 @@ async def abort_hands_back_tokens(target: Target) -> None:
     expect(part.reason() == "PAUSED" and len(made) >= 5, f"ended with {part.reason()} after {len(made)} tokens")
     await trainer.resume(pause.pause_id)
     rest = await target.answer(
-        target.ask(120 - len(made), prompt=np.concatenate([prompt, np.array(made, "<i4")]), pace_s=0.002)
+        target.ask(count - len(made), prompt=np.concatenate([prompt, np.array(made, "<i4")]), pace_s=0.002)
     )
     expect(made + rest.tokens() == whole.tokens(), "prompt + tokens, sent again, does not go on as the whole run did")
 
