@@ -1,10 +1,17 @@
-"""Urls and credentials: which forms are dialled and which are refused, with the right form in the message."""
+"""Urls and credentials: which forms are dialled and which are refused, and how a connection that went silent ends."""
 
+import os
+import signal
+
+import grpc.aio
 import pytest
+from skyrl_rollout import channel
 from skyrl_rollout.channel import open_channel, parse_url
 from skyrl_rollout.errors import ProtocolMismatch
 from skyrl_rollout.protocol import check_server
+from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.security import Credentials
+from skyrl_rollout.v1 import control_pb2, control_pb2_grpc
 
 
 @pytest.mark.parametrize(
@@ -35,6 +42,22 @@ def test_an_http_url_is_refused_with_the_grpc_form():
 def test_anything_else_is_refused_with_the_forms_that_exist(url):
     with pytest.raises(ValueError, match="grpc://host:port, grpcs://host:port or unix:///"):
         parse_url(url)
+
+
+async def test_a_connection_that_went_silent_ends_the_call_that_waits_on_it(monkeypatch):
+    monkeypatch.setattr(channel, "KEEPALIVE_TIMEOUT_MS", 500)
+    with ReferenceServer() as server:
+        async with open_channel(server.url, keepalive_interval_ms=500) as opened:
+            hourly = control_pb2.WatchStatusRequest(interval={"seconds": 3600})
+            watch = control_pb2_grpc.EngineServiceStub(opened).WatchStatus(hourly, timeout=30)
+            await watch.read()
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await watch.read()
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_token_does_not_cross_a_network_in_clear_text():

@@ -70,6 +70,7 @@ def open_channel(
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.keepalive_time_ms", keepalive_interval_ms),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # else a minute, whatever the line above says
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),
