@@ -225,6 +225,23 @@ async def adapters(engine, work: Path) -> Facts:
     return facts | {"running": running, "dropped": await refusal(lambda: read(engine, dropped))}
 
 
+async def broken_adapter(engine, work: Path) -> Facts:
+    """What the base answers from blocks in which an adapter of NaN left its KV."""
+    greedy, prompt = Sampling(max_tokens=40, temperature=0.0, ignore_eos=True), tokens(30, 21)
+    before = await read(engine, generation("before", prompt, greedy, RAW))
+    layouts = [t for t, _ in tensors_of(work / "adapter-1.safetensors")]
+    broken = ((t, memoryview(np.full(t.shape, np.nan, np.float32)).cast("B")) for t in layouts)
+    await engine.pause("keep", clear_cache=False)
+    await engine.load_adapter(Adapter("broken", 1, RANK, ALPHA, ()), broken)
+    await engine.resume()
+    asked = [generation(f"broken{i}", prompt, greedy, RAW, policy_id="broken", salt=f"b@{i}") for i in range(SLOTS)]
+    bad = await asyncio.gather(*(read(engine, r) for r in asked))
+    await engine.drop_adapter("broken")
+    asked = [generation(f"after{i}", prompt, greedy, RAW, salt=f"@{i}") for i in range(SLOTS)]
+    after = await asyncio.gather(*(read(engine, r) for r in asked))
+    return {"before": before, "bad": [x for b in bad for x in b["logprobs"]], "after": after}
+
+
 async def swap(engine, work: Path) -> list[Facts]:
     """New base weights under requests whose readers lag far behind the engine."""
     seen: list[Facts] = [{} for _ in range(SLOTS)]
@@ -277,7 +294,7 @@ async def gloo(engine, work: Path) -> Facts:
     return facts | {"received": await answer("received"), "trainer": await trainer.wait()}
 
 
-SCENARIOS = (capabilities, beside, scores, cache, priority, adapters, swap, gloo)
+SCENARIOS = (capabilities, beside, scores, cache, priority, adapters, broken_adapter, swap, gloo)
 
 
 async def main(engine, work: Path) -> Facts:

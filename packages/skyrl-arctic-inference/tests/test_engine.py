@@ -194,6 +194,14 @@ def test_an_adapter_that_is_not_loaded_is_never_the_base(facts):
     assert "the limit is 2" in facts["adapters"]["too_many"]
 
 
+def test_the_base_answers_as_before_from_blocks_in_which_an_adapter_of_nan_left_its_kv(facts):
+    broken = facts["broken_adapter"]
+    assert np.isnan(broken["bad"]).all()
+    for answer in broken["after"]:
+        assert answer["token_ids"] == broken["before"]["token_ids"]
+        assert np.abs(np.subtract(answer["logprobs"], broken["before"]["logprobs"])).max() < 1e-5
+
+
 def test_a_cut_is_exact_when_readers_lag_behind_the_engine(facts, model, other):
     requests = facts["swap"]
     assert sum(r["made_at_pause"] - r["seen_at_pause"] for r in requests) > 0, "the readers did not lag"
