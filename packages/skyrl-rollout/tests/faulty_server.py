@@ -13,7 +13,7 @@ from skyrl_rollout.server import ServerOptions, serve, swapping
 from skyrl_rollout.server.engine import Adapter, EngineRequest, SampleEnded, TokensMade
 from skyrl_rollout.weights.manifest import TensorLayout
 
-SLOWLY_S = 0.6
+SLOWLY_S = 1.0
 
 
 class FailsToLoad(ReferenceEngine):
@@ -79,6 +79,11 @@ class Wedges(ReferenceEngine):
         await super()._step()
 
 
+class NeverSteps(ReferenceEngine):
+    async def _run(self) -> None:
+        await asyncio.sleep(1000)
+
+
 class DoesNotStart(ReferenceEngine):
     def __init__(self, **fields: object) -> None:
         raise OSError("there is no model here")
@@ -88,7 +93,7 @@ FAULTS = {
     cls.__name__: cls
     for cls in (
         FailsToLoad, LoadsSlowly, SealsSlowly, FailsOnAdapters, FailsToSleep, Raises, EndsSilently, Refuses, Wedges,
-        DoesNotStart,
+        NeverSteps, DoesNotStart,
     )
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Run in a mount namespace of its own, where a disk or the shared memory is small: what happens when it is full.
 
 usage: unshare -m python full_machine.py disk|shm FOLDER
-Prints one JSON object. A generation runs through all of it, and its tokens are counted.
+Prints one JSON object. Requests run through all of it, and their tokens are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from test_publisher import served, weights
 CANARY = ("--logits", "canary", "--vocab-size", "50000")  # 3.4 MB of weights
 SMALL = "size=8m"
 SHM = Path("/dev/shm")
-TOKENS, PACE_S = 400, 0.004
+TOKENS, PACE_S = 100, 0.004
 
 
 class Publishes:
@@ -53,18 +53,25 @@ class Publishes:
 
 @asynccontextmanager
 async def serving(facts: dict[str, Any], *flags: str) -> AsyncIterator[Publishes]:
-    """While it is open one request runs without a break; what became of it goes into `facts`."""
+    """While it is open there is always a request that runs; what became of them goes into `facts`."""
     with ReferenceServer(*CANARY, *flags) as server:
         async with await RolloutClient.connect(server.url) as client:
-            running = asyncio.create_task(
-                client.generate(
-                    [1], Sampling(max_tokens=TOKENS, ignore_eos=True), mode=LogprobMode.RAW, timeout_s=60,
-                    backend_options={"token_delay_s": PACE_S},
-                )
-            )  # fmt: skip
+            done = asyncio.Event()
+            asking = asyncio.create_task(traffic(client, done))
             yield Publishes(client, await client.acquire_control("trainer"))
-            generation = await running
-            facts["tokens"], facts["restarts"] = len(generation.samples[0].token_ids), generation.num_restarts
+            done.set()
+            facts["lengths"], facts["restarts"] = await asking
+
+
+async def traffic(client: RolloutClient, done: asyncio.Event) -> tuple[list[int], int]:
+    """(different numbers of tokens that came, restarts); a failure is raised."""
+    asked, paced = Sampling(max_tokens=TOKENS, ignore_eos=True), {"token_delay_s": PACE_S}
+    lengths, restarts = set(), 0
+    while not done.is_set():
+        made = await client.generate([1], asked, mode=LogprobMode.RAW, timeout_s=20, backend_options=paced)
+        lengths.add(len(made.samples[0].token_ids))
+        restarts += made.num_restarts
+    return sorted(lengths), restarts
 
 
 def mount(place: Path) -> None:

@@ -70,7 +70,8 @@ class TcpProxy:
         pair = {writer, back}
         self._writers |= pair
         self._to_server.add(back)
-        await asyncio.gather(self._pump(reader, back, to_server=True), self._pump(there, writer, to_server=False))
+        with contextlib.suppress(asyncio.CancelledError):  # the test is over
+            await asyncio.gather(self._pump(reader, back, to_server=True), self._pump(there, writer, to_server=False))
         self._writers -= pair
         self._to_server.discard(back)
 

@@ -131,8 +131,8 @@ async def test_deadlines_and_graces_are_told_apart_and_kept(calls: RawCalls) -> 
     while (await calls.status()).running:
         assert time.monotonic() < ended + 2, "work whose deadline has passed goes on"
         await asyncio.sleep(0.02)
-    first, request = Answer(), ask(300, stream=pb.StreamOptions(min_tokens_per_event=8), **graced)
-    for _ in range(10):  # dropped ten times, and never taken for one whose deadline has passed
+    first, request = Answer(), ask(600, stream=pb.StreamOptions(min_tokens_per_event=8), **graced)
+    for _ in range(8):  # dropped eight times, and never taken for one whose deadline has passed
         request.resume_after = len(first.seqs)
         call = calls.stream(request, timeout_s=30)
         first.take(await call.read())
@@ -142,7 +142,7 @@ async def test_deadlines_and_graces_are_told_apart_and_kept(calls: RawCalls) -> 
     request.resume_after = len(first.seqs)
     rest = await calls.generate(request)
     assert first.seqs + rest.seqs == list(range(1, rest.seqs[-1] + 1))
-    assert len(first.tokens()) + len(rest.tokens()) == 300
+    assert len(first.tokens()) + len(rest.tokens()) == 600
 
 
 async def test_an_ended_request_is_kept_for_its_time_and_no_longer(calls: RawCalls) -> None:

@@ -45,8 +45,10 @@ async def test_what_a_killed_trainer_held_ends_with_its_lease_and_frozen_work_en
     server: ReferenceServer, calls: RawCalls
 ) -> None:
     whole = await calls.generate(ask(200))
-    task = await running(calls, 200)
     async with ScriptedProcess("trainer_process.py", "holds", server.url) as trainer:
+        assert await trainer.line() == "ready"
+        task = await running(calls, 200)
+        await trainer.tell("hold")
         update_id = await trainer.line()
         held_at = time.monotonic()
         await trainer.kill()

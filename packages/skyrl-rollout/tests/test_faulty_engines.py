@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2
 from raw_calls import Answer, RawCalls, ask, fence, raw_calls, refused
 from raw_updates import adapter_draft, commit, draft, published, staged, state, version
@@ -119,8 +120,9 @@ async def test_what_an_engine_cannot_honour_is_refused_in_its_words() -> None:
     assert "min_p does not combine" in error.message
 
 
-async def test_an_engine_that_stops_stepping_while_work_runs_is_not_healthy() -> None:
-    with faulty("Wedges") as server:
+@pytest.mark.parametrize("fault", ["Wedges", "NeverSteps"])
+async def test_an_engine_that_makes_no_step_while_there_is_work_is_not_healthy(fault: str) -> None:
+    with faulty(fault) as server:
         async with raw_calls(server) as calls:
             watch = calls.health.Watch(health_pb2.HealthCheckRequest(), timeout=10)
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING

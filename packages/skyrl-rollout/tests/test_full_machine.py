@@ -43,7 +43,7 @@ def test_a_full_disk_fails_the_publish_in_words_and_the_old_weights_serve_on(tmp
     assert told["full"] == {"served": [1, 11], "state": "serving", "open": ""}
     assert told["left"] == [], "what was written of it is removed"
     assert told["again"] == {"said": "file", "served": [2, 33], "state": "serving", "open": ""}
-    assert (told["tokens"], told["restarts"]) == (TOKENS, 0)
+    assert (told["lengths"], told["restarts"]) == ([TOKENS], 0), "what ran meanwhile came whole"
 
 
 def test_full_shared_memory_is_said_or_gone_round_and_never_a_crash(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_full_shared_memory_is_said_or_gone_round_and_never_a_crash(tmp_path: Pa
     assert said.startswith("MemoryError: the weights need 3.4 MB of shared memory and /dev/shm has 0.5 MB left")
     assert told["insists"] == {"served": [3, 33], **serving}
     assert told["left"] == []
-    assert (told["tokens"], told["restarts"]) == (TOKENS, 0)
+    assert (told["lengths"], told["restarts"]) == ([TOKENS], 0), "what ran meanwhile came whole"
 
 
 async def test_an_update_beyond_the_servers_memory_is_refused_at_begin_and_serving_goes_on() -> None:
@@ -64,7 +64,7 @@ async def test_an_update_beyond_the_servers_memory_is_refused_at_begin_and_servi
         async with raw_calls(server) as calls:
             epoch = await calls.epoch()
             await published(calls, epoch, draft(1, forcing(11)))
-            running = asyncio.create_task(calls.generate(ask(TOKENS)))
+            running = asyncio.create_task(calls.generate(ask(4 * TOKENS)))
             limit = address_space(server.pid) + SPARE_BYTES
             resource.prlimit(server.pid, resource.RLIMIT_AS, (limit, limit))
             d = draft(2, forcing(22))
@@ -75,7 +75,7 @@ async def test_an_update_beyond_the_servers_memory_is_refused_at_begin_and_servi
             assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "STAGING_FULL")
             assert error.retry_after_s is None, "waiting gives it no room"
             assert await state(calls, huge.update_id) == "ABORTED" and await version(calls) == 1
-            assert (await running).tokens() == [11] * TOKENS
+            assert (await running).tokens() == [11] * 4 * TOKENS
             await published(calls, epoch, d)
             assert (await calls.generate(ask(3))).tokens() == [22] * 3
 

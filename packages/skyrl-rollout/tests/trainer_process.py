@@ -1,9 +1,9 @@
 """A trainer in a process of its own, which says what it holds and then waits to be killed, stopped or told to go on.
 
 usage: python trainer_process.py holds|publishes|commits URL
-holds: a pause and an open update that is half uploaded, each under LEASE_S. publishes: it has copied the weights of
-version 2 and sends them when a line comes. commits: its version 2 is sealed, and when a line comes it tries to commit,
-pause and sleep. It prints a line when it is there.
+holds: when a line comes it takes a pause and an open update that is half uploaded, each under LEASE_S. publishes: it has
+copied the weights of version 2 and sends them when a line comes. commits: its version 2 is sealed, and when a line comes
+it tries to commit, pause and sleep. It prints a line whenever it has come so far.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from skyrl_rollout.client import RolloutClient
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.weights.publisher import PublishTarget, WeightPublisher
 
-LEASE_S = 1.5
+LEASE_S = 1.2
 TOKEN = 60  # what the weights of a trainer that was replaced would make the server say
 
 
 async def holds(calls: RawCalls, url: str) -> None:
-    epoch, lease = await calls.epoch("doomed"), Duration(nanos=int(LEASE_S * 1e9) % 10**9, seconds=int(LEASE_S))
+    epoch, lease = await calls.epoch("doomed"), Duration()
+    lease.FromNanoseconds(int(LEASE_S * 1e9))
     d = draft(await version(calls) + 1, forcing(TOKEN))
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
     await begin(calls, epoch, d, lease=lease)
     await send(calls, chunk(d, 0, len(d.shard) // 2))
     pause = control_pb2.PauseRequest(fence=fence(epoch), mode=control_pb2.PAUSE_MODE_KEEP, lease=lease)
