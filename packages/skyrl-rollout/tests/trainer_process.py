@@ -1,9 +1,10 @@
 """A trainer in a process of its own, which says what it holds and then waits to be killed, stopped or told to go on.
 
 usage: python trainer_process.py holds|publishes|commits URL
-holds: when a line comes it takes a pause and an open update that is half uploaded, each under LEASE_S. publishes: it has
-copied the weights of version 2 and sends them when a line comes. commits: its version 2 is sealed, and when a line comes
-it tries to commit, pause and sleep. It prints a line whenever it has come so far.
+holds: when a line comes it takes a pause and an open update that is half uploaded, each under LEASE_S.
+publishes: it has copied the weights of version 2 and sends them when a line comes.
+commits: its version 2 is sealed, and when a line comes it tries to commit, pause and sleep.
+It prints a line whenever it has come so far.
 """
 
 from __future__ import annotations
