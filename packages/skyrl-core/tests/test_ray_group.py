@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 
 import pytest
+import ray
 import torch
+from ray._private import ray_constants
 from skyrl.train.algorithms.policy_losses import TokenLoss, register_policy_loss
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.policy import ray_group
@@ -44,6 +47,15 @@ def two_ranks(tmp_path, monkeypatch):
         group.close()
         for rank in group._workers._where:
             assert not list(SHM_DIR.glob(f"{PREFIX}.*.{rank['pid']}.*")), "its weights stay in shared memory"
+
+
+def test_workers_run_in_the_drivers_own_environment_also_under_uv_run(two_ranks, monkeypatch):
+    ray.shutdown()
+    monkeypatch.delenv(ray_group.UV_ENVIRONMENTS, raising=False)
+    monkeypatch.setattr(ray_constants, ray_group.UV_ENVIRONMENTS, True)  # as where ray was imported before skyrl
+    two_ranks("regular")
+    python = ray.remote(num_cpus=0)(lambda: sys.executable)  # the ranks have all the cores
+    assert ray.get(python.remote(), timeout=60) == sys.executable
 
 
 async def test_workers_have_a_users_loss_and_the_variables_and_publish_their_weights(two_ranks, tmp_path):

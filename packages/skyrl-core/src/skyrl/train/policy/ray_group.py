@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Ray would otherwise start every worker through `uv run` again, which may change the environment of a live run.
-os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import psutil
 import ray
+from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -30,6 +29,7 @@ from skyrl.train.policy.contract import Role
 from skyrl.train.policy.process_group import join_others, resolve_device, worker_environ
 from skyrl.train.policy.worker import PolicyWorker
 
+UV_ENVIRONMENTS = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 3600.0
 DEATH_NOTICE_S = 10.0
@@ -219,6 +219,10 @@ def start_ray(cfg: Any) -> None:
     """Joins the cluster that $RAY_ADDRESS names, else starts Ray on this machine."""
     if ray.is_initialized():
         return
+    if UV_ENVIRONMENTS not in os.environ:
+        # Under `uv run` Ray would make an environment anew for every job and start each worker through `uv run`. The
+        # variable itself is read when ray is imported, which a user's module may have done before ours.
+        ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
     quiet: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False, "configure_logging": False}
     if address := os.environ.get("RAY_ADDRESS"):
         require_answer(address)
