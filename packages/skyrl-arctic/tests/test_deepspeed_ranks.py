@@ -15,7 +15,7 @@ from skyrl.train.policy import contract_suite as suite
 from skyrl.train.policy.plain_reference import PlainPolicy
 from test_deepspeed_backend import PLUGIN, DeepSpeedContract
 
-pytestmark = pytest.mark.ci
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(400)]  # processes that start beside others
 
 
 @pytest.fixture(autouse=True, scope="module")

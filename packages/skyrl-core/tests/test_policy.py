@@ -12,6 +12,7 @@ class TestFsdpOnOneRank(PolicyContract):
 
 
 @pytest.mark.ci
+@pytest.mark.timeout(400)  # processes that start beside others
 class TestFsdpOnTwoRanks(PolicyContract):
     plugin = PLUGIN
     num_workers = 2

@@ -20,7 +20,7 @@ from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.weights.shm import PREFIX, SHM_DIR
 from test_publishing import published
 
-pytestmark = pytest.mark.ci
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(400)]  # processes that start beside others
 
 ENVIRON = replace(PLUGIN, environ_prefixes=("PROBE_",), worker_environ=lambda cfg: {"PROBE_A": "1", "PROBE_B": "2"})
 
