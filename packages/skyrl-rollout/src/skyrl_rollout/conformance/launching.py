@@ -25,7 +25,9 @@ LAST_LINES = 15
 # What a check wants to set -> how the launched command is told; `--launcher-flags NAME=TEMPLATE` replaces one.
 FLAGS: Mapping[str, str] = {
     "drain_grace_s": "--drain-grace-s {value}",
+    "max_chunk_bytes": "--max-chunk-bytes {value}",
     "max_concurrent": "--max-concurrent {value}",
+    "max_message_bytes": "--max-message-bytes {value}",
     "token_file": "--token-file {value}",
 }
 

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +32,10 @@ from skyrl_rollout.conformance.target import Target
 from skyrl_rollout.errors import from_rpc_error
 from skyrl_rollout.security import ANONYMOUS, Credentials
 
-DRAIN_GRACE_S = 1.0
-MAX_CONCURRENT = 1024  # of a server that the suite launches
+# Of a server that the suite launches: quick to end, and with limits that a check can reach.
+SETTINGS: Mapping[str, object] = {
+    "drain_grace_s": 1.0, "max_concurrent": 1024, "max_chunk_bytes": 128 << 10, "max_message_bytes": 256 << 10,
+}  # fmt: skip
 CONNECT_S = 10.0
 
 
@@ -60,20 +62,16 @@ async def connected(plan: Plan) -> AsyncIterator[Target]:
         raise ValueError("there is nothing to test: give the url of a server, or --launcher to start one")
     with tempfile.TemporaryDirectory(prefix="skyrl-conformance-") as folder, _odd_model(plan.model) as model:
         tokens = {role: secrets.token_hex(16) for role in ("control", "rollout")}
-        settings: dict[str, object] = {}
+        settings = {name: value for name, value in SETTINGS.items() if plan.launcher.sets(name)}
         secured = plan.launcher.sets("token_file")
         if secured:
             settings["token_file"] = [f"{role}={_written(folder, role, token)}" for role, token in tokens.items()]
-        if plan.launcher.sets("drain_grace_s"):
-            settings["drain_grace_s"] = DRAIN_GRACE_S
-        if plan.launcher.sets("max_concurrent"):
-            settings["max_concurrent"] = MAX_CONCURRENT
         credentials = Credentials(tokens["control"]) if secured else plan.credentials
         async with LaunchedServer(plan.launcher, settings, credentials=credentials, model=model) as server:
             rollout_token = tokens["rollout"] if secured else plan.rollout_token
             served = replace(plan, model=model)
             async with _connected(served, server.url, credentials, rollout_token, server) as target:
-                target.shared["drain_grace_s"] = DRAIN_GRACE_S
+                target.shared |= settings
                 yield target
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -23,7 +24,7 @@ from skyrl_rollout.weights.shm import SHM_DIR
 
 DRAIN_SLACK_S = 15.0
 DEFAULT_GRACE_S = 10.0
-CONNECT_S = 10.0
+OTHERS_S = 2.0  # for segments that others have made and not mapped yet, or not removed yet
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,34 @@ async def restarted(target: Target) -> Restart:
     async with opened(target, server) as stubs:
         after = await stubs.info()
         error = await outcome(stubs.weights.GetUpdate(pb.GetUpdateRequest(update_id=update.update_id)))
-    left = set(os.listdir(SHM_DIR)) - names if SHM_DIR.is_dir() else set()
-    own = sorted(name for name in left if not name.startswith("conformance-"))
-    target.shared["restart"] = Restart(before, after, error.code if error else OK, own)
+    left = await left_in_shm(names, session=server.pid)
+    target.shared["restart"] = Restart(before, after, error.code if error else OK, left)
     return await restarted(target)
+
+
+async def left_in_shm(names: set[str], *, session: int) -> list[str]:
+    """What is in /dev/shm beyond `names` and stays there, though no process outside of this session uses it: the
+    segments of others on this machine come and go."""
+    deadline = time.monotonic() + OTHERS_S
+    while True:
+        new = set(os.listdir(SHM_DIR)) - names if SHM_DIR.is_dir() else set()
+        left = {name for name in new if not name.startswith("conformance-")}
+        if left:
+            left -= used_by_others(session)
+        if not left or time.monotonic() > deadline:
+            return sorted(left)
+        await asyncio.sleep(0.1)
+
+
+def used_by_others(session: int) -> set[str]:
+    """Names in /dev/shm that processes of other sessions have mapped, as far as this user may see them."""
+    used: set[str] = set()
+    for process in Path("/proc").iterdir():
+        with suppress(OSError, ValueError, IndexError):
+            if int((process / "stat").read_text().rpartition(")")[2].split()[3]) != session:
+                mapped = (line.partition(f"{SHM_DIR}/")[2] for line in (process / "maps").read_text().splitlines())
+                used |= {name.removesuffix(" (deleted)") for name in mapped if name}
+    return used
 
 
 async def restart_forgets(target: Target) -> None:
