@@ -118,12 +118,18 @@ async def test_ended_requests_give_their_slots_back_within_two_seconds():
 
 
 async def fill_both_slots(client, ids: list[str]):
-    """Two requests that run and one that waits for a slot."""
+    """Two requests that run, each with tokens already, and one that waits for a slot."""
     endless, single = Sampling(max_tokens=2000, ignore_eos=True), Sampling(max_tokens=1)
     holding = [
         asyncio.create_task(client.generate([5], endless, mode=SAMPLING, timeout_s=60, request_id=i)) for i in ids
     ]
     await until(lambda: reports(client, running=2), 5)
+    both_run = (await client.status()).step_counter
+
+    async def both_have_tokens() -> bool:
+        return (await client.status()).step_counter >= both_run + 2
+
+    await until(both_have_tokens, 5)
     waiting = asyncio.create_task(client.generate([7], single, mode=SAMPLING, timeout_s=60))
     await asyncio.sleep(0.1)
     assert not waiting.done()
