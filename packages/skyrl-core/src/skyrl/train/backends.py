@@ -19,6 +19,7 @@ from skyrl.train.config.make_config import combine_parts, make_config
 from skyrl.train.config.overrides import Overrides, parse
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
+from skyrl.train.entrypoints import public_names
 
 GROUP = "skyrl.backends"
 DEFAULT = "fsdp"
@@ -66,7 +67,7 @@ def backend_name_from_argv(argv: Sequence[str]) -> str:
 
     `trainer.override_entrypoint=integrations.NAME.entrypoint` is the older spelling of `trainer.backend=NAME`.
     """
-    return _chosen(parse(argv))
+    return _chosen(parse(public_names.with_selected(argv)[0]))
 
 
 def load_plugin(name: str) -> BackendPlugin:
@@ -100,6 +101,7 @@ def resolve(
     from skyrl.train.launch import table
     from skyrl.train.launch.device import device_of
 
+    argv, selected = public_names.with_selected(argv)
     overrides = parse(argv)
     found = _find(_chosen(overrides))
     if isinstance(found, ModuleType):
@@ -112,6 +114,8 @@ def resolve(
     keys = key_report.report(built, device_of(cfg), None if engine.external_server_urls else table.find(engine))
     if found.report is not None:
         keys = key_report.merged(keys, found.report(cfg, built.user_keys))
+    if selected:
+        keys = key_report.merged(keys, KeyReport(mapped=selected))
     if keys.refused:
         raise ConfigError([f"{key}: {what}" for key, what in keys.refused.items()])
     for line in key_report.lines(keys):
