@@ -27,13 +27,13 @@ def test_blocks_change_neither_values_nor_gradients():
     logits = torch.randn(10, 7, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(10) % 7
     found = []
-    for block in (3, 10):
+    for block in (3, 10, None):
         leaf = logits.clone().requires_grad_()
         logprobs, entropy = token_logprobs(leaf, labels, temperature=0.7, with_entropy=True, block=block)
         (logprobs.square().sum() + entropy.square().sum()).backward()
         found.append((logprobs.detach(), entropy.detach(), leaf.grad))
-    for a, b in zip(*found, strict=True):
-        assert torch.equal(a, b)
+    for a, b, c in zip(*found, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
 
 
 def test_bfloat16_logits_are_widened_to_float32_and_float64_is_kept():

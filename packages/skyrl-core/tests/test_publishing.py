@@ -19,9 +19,14 @@ from skyrl_rollout.weights.publisher import PublishTarget
 
 
 @pytest.fixture
-def policy(tmp_path):
+def policy(tmp_path, request):
     model = tiny_model(tmp_path / "model")
-    cfg = SkyRLTrainConfig.model_validate({"trainer": {"device": "cpu", "policy": {"model": {"path": str(model)}}}})
+    cfg = SkyRLTrainConfig.model_validate(
+        {
+            "trainer": {"device": "cpu", "policy": {"model": {"path": str(model)}}},
+            "generator": {"inference_engine": {"weight_sync_backend": getattr(request, "param", "auto")}},
+        }
+    )
     group = PolicyGroup.create(cfg, PLUGIN, "policy", total_steps=1)
     yield group
     group.close()
@@ -47,6 +52,32 @@ async def test_a_server_of_the_same_model_takes_the_weights_again_and_again(poli
             report, served = await published(server.url, policy, version=version)
             assert served == version
             assert report.nbytes >= sum(t.numel() * 4 for t in policy.weights().values())
+
+
+@pytest.mark.parametrize(("policy", "kind"), [("delta", "overwrite"), ("nccl", "full")], indirect=["policy"])
+async def test_with_deltas_asked_for_only_what_changed_is_sent_again(policy, kind, tmp_path):
+    with ReferenceServer("--model", str(tmp_path / "model"), "--delta") as server:
+        first, _ = await published(server.url, policy, version=1)
+        with torch.no_grad():
+            next(policy._workers._worker.backend.model.parameters()).view(-1)[0] += 1  # of this process's own worker
+        second, served = await published(server.url, policy, version=2)
+    assert (first.kind, second.kind, served) == ("full", kind, 2)
+    assert (second.nbytes < first.nbytes) is (kind == "overwrite")
+
+
+async def test_a_server_that_takes_no_deltas_gets_everything(tmp_path):
+    model = tiny_model(tmp_path / "model")
+    policy = {"device": "cpu", "policy": {"model": {"path": str(model)}}}
+    engine = {"inference_engine": {"weight_sync_backend": "delta"}}
+    cfg = SkyRLTrainConfig.model_validate({"trainer": policy, "generator": engine})
+    group = PolicyGroup.create(cfg, PLUGIN, "policy", total_steps=1)
+    try:
+        with ReferenceServer("--model", str(model)) as server:
+            await published(server.url, group, version=1)
+            report, _ = await published(server.url, group, version=2)
+    finally:
+        group.close()
+    assert report.kind == "full"
 
 
 async def test_a_server_of_another_model_is_told_which_tensors_differ_before_any_byte_moves(policy):

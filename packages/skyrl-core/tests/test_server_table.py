@@ -111,6 +111,32 @@ def test_options_become_flags() -> None:
     assert "--eager" not in command.build(entry, engine(), VALUES, device="cpu", binaries=None)
 
 
+@pytest.mark.parametrize(
+    ("keys", "device", "flags"),
+    [
+        ({}, "cuda", []),
+        ({"weight_sync_backend": "delta"}, "cpu", ["--delta"]),
+        ({"weight_sync_backend": "nccl"}, "cpu", []),
+        ({"expert_parallel_size": 4}, "cuda", ["--experts"]),
+        ({"expert_parallel_size": 4}, "cpu", []),
+        ({"language_model_only": True}, "cpu", ["--text", "only"]),
+        ({"speculative_config": {"model": "d"}}, "cpu", ["--arg", 'spec={"model": "d"}']),
+    ],
+)
+def test_a_value_may_have_flags_of_its_own(keys: dict[str, object], device: str, flags: list[str]) -> None:
+    options = {
+        "weight_sync_backend": {"delta": "--delta"}, "expert_parallel_size": {"1": "", "*": "--experts"},
+        "language_model_only": {"true": "--text only"}, "speculative_config": "--arg spec={json}",
+    }  # fmt: skip
+    entry = table.ServerEntry("x", ("run", "{listen}"), options=options)
+    assert command.build(entry, engine(**keys), VALUES, device=device, binaries=None)[2:] == flags
+
+
+def test_each_copy_of_an_engine_is_a_server_and_each_has_its_gpus() -> None:
+    assert engine(num_engines=2, data_parallel_size=3).num_servers == 6
+    assert engine(tensor_parallel_size=2, pipeline_parallel_size=2).gpus_per_server == 4
+
+
 def test_the_commands_own_environment_is_looked_in_first(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     built = command.build(

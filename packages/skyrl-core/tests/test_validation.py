@@ -126,7 +126,7 @@ def test_the_defaults_break_no_rule() -> None:
         ("trainer.algorithm.loss_reduction=seq_mean_token_sum_norm", "divides by trainer.algorithm.max_seq_len"),
         ("trainer.logger=wanb", "did you mean wandb?"),
         ("trainer.logger=wandb", "WANDB_API_KEY is not set"),
-        ("trainer.strategy=megatron", "write trainer.strategy=fsdp"),
+        ("trainer.strategy=megatron", "trainer.strategy=megatron: no Megatron engine here"),
         ("trainer.placement.ref_num_gpus_per_node=2", "must equal the policy's 1 x 1"),
         (
             "generator.inference_engine.external_server_urls=http://host:8000",
@@ -145,8 +145,17 @@ def test_the_defaults_break_no_rule() -> None:
             "trainer.placement.colocate_all=true contradicts",
         ),
         ("generator.inference_engine.run_engines_locally=false", "needs the servers to connect to"),
-        ("generator.inference_engine.weight_sync_backend=gloo", "known: auto, inline, nccl, shm"),
+        ("generator.inference_engine.weight_sync_backend=gloo", "known: auto, delta, inline, nccl, shm"),
         ("generator.inference_engine.distributed_executor_backend=x", "expected mp or ray"),
+        (
+            "generator.inference_engine.expert_parallel_size=4 generator.inference_engine.tensor_parallel_size=2",
+            "expert_parallel_size=4: a server shares its experts over all of its GPUs: expected 1, or",
+        ),
+        (
+            "trainer.policy.language_model_only=true",
+            "trainer.policy.language_model_only=true and generator.inference_engine.language_model_only=false",
+        ),
+        ("generator.inference_engine.num_prefill=1", "num_prefill=1 is read with enable_pd=true only"),
         ("trainer.max_ckpts_to_keep=0", "expected -1 (keep all) or at least 1"),
         ("trainer.resume_mode=from_path", "needs trainer.resume_path"),
         ("trainer.resume_path=/x", "only read with trainer.resume_mode=from_path"),

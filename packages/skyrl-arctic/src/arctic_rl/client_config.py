@@ -42,7 +42,7 @@ def build_rl_config(cfg: Any, *, device: Device | None = None, world_size: int |
     workers = world_size or place.policy_num_nodes * place.policy_num_gpus_per_node
     return ArcticRLClientConfig(
         training_gpus=workers,
-        sampling_gpus=engine.num_engines * engine.tensor_parallel_size,
+        sampling_gpus=engine.num_servers * engine.gpus_per_server,
         colocate=arctic.colocate or place.colocate_all,
         ds_config=ds_config(cfg, where, workers),
         ds_worker_config=ds_worker_config(cfg, where),

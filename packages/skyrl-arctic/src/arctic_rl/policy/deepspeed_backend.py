@@ -157,7 +157,7 @@ def build_model(cfg: Any, settings: ArcticRLClientConfig) -> PreTrainedModel:
     return model
 
 
-def block_of_positions(worker: dict[str, Any], chunk_size: int) -> Callable[[int], int]:
+def block_of_positions(worker: dict[str, Any], chunk_size: int | None) -> Callable[[int], int]:
     """How many positions' logits are widened to float32 at once, for a vocabulary of the given size.
 
     `logits_optimization=none` takes all; memory takes what `logprobs_chunk_size` and the peak memory both allow.
@@ -165,4 +165,4 @@ def block_of_positions(worker: dict[str, Any], chunk_size: int) -> Callable[[int
     if worker["logits_optimization"] == "none":
         return lambda vocabulary: 2**62
     budget = int(worker["peak_logits_gib"] * GIB)
-    return lambda vocabulary: max(1, min(chunk_size, budget // (4 * vocabulary)))
+    return lambda vocabulary: max(1, min(chunk_size or budget, budget // (4 * vocabulary)))

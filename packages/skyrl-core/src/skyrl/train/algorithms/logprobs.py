@@ -7,17 +7,17 @@ from torch.utils.checkpoint import checkpoint
 
 
 def token_logprobs(
-    logits_TV: torch.Tensor, labels_T: torch.Tensor, *, temperature: float, with_entropy: bool, block: int = 1024
+    logits_TV: torch.Tensor, labels_T: torch.Tensor, *, temperature: float, with_entropy: bool, block: int | None = 1024
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(logprobs_T, entropy_T or None) of softmax(logits / temperature), in float32 (float64 logits stay float64).
 
-    Entropy is H = -sum p log p, in nats. `block` positions are widened to float32 at once and recomputed in backward,
-    so a bfloat16 [T, V] never exists a second time in float32.
+    Entropy is H = -sum p log p, in nats. `block` positions (None: all) are widened to float32 at once and recomputed
+    in backward, so a bfloat16 [T, V] never exists a second time in float32.
     ValueError for a temperature that is not above 0.
     """
     if temperature <= 0:
         raise ValueError(f"temperature {temperature} has no logprobs to train on: it must be above 0")
-    if logits_TV.shape[0] <= block:
+    if block is None or logits_TV.shape[0] <= block:
         return _block(logits_TV, labels_T, temperature, with_entropy)
     logprobs: list[torch.Tensor] = []
     entropies: list[torch.Tensor | None] = []

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from skyrl.train.config import known_keys, schema
+from skyrl.train.config import absent, known_keys, schema
 from skyrl.train.config.overrides import Overrides, Path_, Written
 from skyrl.train.config.part import ConfigPart
 from skyrl.train.config.problems import ConfigError, did_you_mean
@@ -92,6 +92,7 @@ def _place(
     """Splits the keys into those of the schema and the public ones that it lacks; unknown ones become problems."""
     placed: dict[Path_, Written] = {}
     unused: dict[str, str] = {}
+    examples: dict[str, list[str]] = {}
     for path, written in overrides.leaves.items():
         dotted = ".".join(path)
         if (instead := known_keys.gone(path)) is not None:
@@ -100,12 +101,15 @@ def _place(
             placed[path] = written
         elif written.value is not None and dotted in known_keys.RENAMED:
             problems.append(f"{dotted}: write {known_keys.RENAMED[dotted]} instead")
+        elif (missing := absent.example_key(path)) is not None:
+            examples.setdefault(missing, []).append(dotted)
         elif (verdict := known_keys.verdict(path, written.value)) is None:
             problems.append(_unknown(cls, path, written, backends))
         elif verdict[0] == "unused":
             unused[dotted] = verdict[1]
         else:
             problems.append(f"{dotted}={written.text or written.value}: {verdict[1]}")
+    problems += [f"{', '.join(keys)}: {missing}" for missing, keys in examples.items()]
     return placed, unused
 
 

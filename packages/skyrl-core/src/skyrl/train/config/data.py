@@ -10,7 +10,7 @@ from skyrl.train.config.part import ConfigPart, Texts, key, section
 class DataLoaderConfig(ConfigPart):
     """How rows are read (`data.dataloader.*`)."""
 
-    num_workers: int = key(
+    num_workers: int | None = key(
         0,
         "Processes that read rows; 0 reads them in the trainer.",
         theirs=8,

@@ -62,5 +62,7 @@ class GeneratorConfig(ConfigPart):
     use_conversation_multi_turn: bool = key(True, "Observations are messages of their own turn.")
     append_eos_token_after_stop_str_in_multi_turn: bool = key(True, "Close a turn that ended at a stop text.")
     zero_reward_on_non_stop: bool = key(False, "Reward 0 for rollouts that did not end by themselves.")
+    use_cache_salt: bool = key(True, "Separate the server's caches by weight version; it always does here.")
+    vision_language_generator: bool = key(False, "Prompts with images; only false is possible here.")
     apply_overlong_filtering: bool = key(False, "Mask rollouts that did not end by themselves.")
     inference_engine: InferenceEngineConfig = section(InferenceEngineConfig)

@@ -8,13 +8,12 @@ from typing import Any
 from skyrl.train.backends import KeyReport
 from skyrl.train.config.build import Built
 from skyrl.train.config.idle import ALGORITHM_IDLE, Idle
+from skyrl.train.config.inert import ALWAYS, why_inert
 from skyrl.train.launch.command import ONLY_ON_GPUS
 from skyrl.train.launch.table import ServerEntry
 
 Note = tuple[str, str]
 ENGINE = "generator.inference_engine."
-ALWAYS_LOGPROBS = "the sampled token's logprob always comes"
-IN_MEMORY = "rows are in the trainer's memory"
 
 
 def report(built: Built, device: str, server: ServerEntry | None) -> KeyReport:
@@ -63,6 +62,10 @@ def lines(keys: KeyReport) -> list[str]:
 
 def _note(cfg: Any, dotted: str, device: str, server: ServerEntry | None) -> Note | None:
     """("mapped" or "unused", text), or None where the key is honoured as it stands."""
+    if (why := why_inert(dotted)) is not None:
+        return "unused", why
+    if dotted in ALWAYS:
+        return "mapped", ALWAYS[dotted]
     if dotted.startswith(ENGINE):
         return _engine_note(cfg.generator.inference_engine, dotted.removeprefix(ENGINE).split(".")[0], device, server)
     for rule in IDLE:
@@ -73,7 +76,7 @@ def _note(cfg: Any, dotted: str, device: str, server: ServerEntry | None) -> Not
     if dotted == "trainer.placement.colocate_all" and cfg.trainer.placement.colocate_all:
         what = "GPUs; a server keeps its share of the memory" if device == "cuda" else "cores, each with its own"
         return "mapped", f"trainer and servers share the machine's {what}"
-    return FIXED.get(dotted)
+    return None
 
 
 def _engine_note(engine: Any, name: str, device: str, server: ServerEntry | None) -> Note | None:
@@ -135,23 +138,15 @@ IDLE = (
     ),
 )  # fmt: skip
 
-# Keys whose value changes nothing here, whatever it is.
-FIXED: dict[str, Note] = {
-    "generator.batched": ("mapped", "environments are stepped on exact tokens either way"),
-    "generator.sampling_params.logprobs": ("mapped", ALWAYS_LOGPROBS),
-    "generator.eval_sampling_params.logprobs": ("mapped", ALWAYS_LOGPROBS),
-    "data.dataloader.num_workers": ("unused", IN_MEMORY),
-    "data.dataloader.persistent_workers": ("unused", IN_MEMORY),
-}
-
 # What only a server that is started here is told, by its command line.
 ENGINE_OPTIONS = (
     "model_dtype", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
-    "enforce_eager", "enable_prefix_caching", "engine_init_kwargs",
+    "enforce_eager", "enable_prefix_caching", "engine_init_kwargs", "expert_parallel_size", "language_model_only",
+    "speculative_config",
 )  # fmt: skip
 STARTED_ONLY = (
-    *ENGINE_OPTIONS, "backend", "server_command", "num_engines", "distributed_executor_backend",
-    "server_start_timeout_s",
+    *ENGINE_OPTIONS, "backend", "server_command", "num_engines", "data_parallel_size", "pipeline_parallel_size",
+    "distributed_executor_backend", "server_start_timeout_s",
 )  # fmt: skip
 # Options that the trainer reads too.
 ALSO_OURS = {

@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from skyrl.train.config.megatron import FakeInt4QatConfig, MegatronConfig
 from skyrl.train.config.part import ConfigPart, FloatPair, key, section
+from skyrl.train.config.profiling import TorchProfilerConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -18,12 +20,14 @@ class ModelConfig(ConfigPart):
         "Qwen/Qwen2.5-1.5B-Instruct",
         "Folder of a Hugging Face checkpoint, or its name on the hub.",
     )
+    fake_int4_qat: FakeInt4QatConfig = section(FakeInt4QatConfig)
 
 
 class RefModelConfig(ConfigPart):
     """`trainer.ref.model.*`."""
 
     path: str | None = key(None, "The reference model; unset means trainer.policy.model.path.")
+    fake_int4_qat: FakeInt4QatConfig = section(FakeInt4QatConfig)
 
 
 class OptimizerConfig(ConfigPart):
@@ -71,7 +75,14 @@ class PolicyConfig(ConfigPart):
     model: ModelConfig = section(ModelConfig)
     optimizer_config: OptimizerConfig = section(OptimizerConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
+    megatron_config: MegatronConfig = section(MegatronConfig)
     model_config_kwargs: dict[str, Any] = key({}, "Overrides of the model's own configuration.")
+    language_model_only: bool = key(False, "Train the language part of a multimodal model; there is no other way here.")
+    sequence_parallel_size: int = key(1, "Workers that share one sequence; here each takes whole ones.", ge=1)
+    use_torch_compile: bool = key(False, "Compile the model; it runs uncompiled here.")
+    record_memory: bool = key(False, "Snapshots of the allocator; none are taken here.")
+    torch_profiler_config: TorchProfilerConfig = section(TorchProfilerConfig)
+    inference_only_init: bool = key(False, "Build a policy that cannot be trained; only false is possible here.")
 
 
 class RefConfig(ConfigPart):
@@ -79,4 +90,7 @@ class RefConfig(ConfigPart):
 
     model: RefModelConfig = section(RefModelConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
+    megatron_config: MegatronConfig = section(MegatronConfig)
     model_config_kwargs: dict[str, Any] = key({}, "Overrides of the model's own configuration.")
+    language_model_only: bool = key(False, "Use the language part of a multimodal model; there is no other way here.")
+    sequence_parallel_size: int = key(1, "Workers that share one sequence; here each takes whole ones.", ge=1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from skyrl.train.config.algorithm import AlgorithmConfig
+from skyrl.train.config.megatron import MtpConfig
 from skyrl.train.config.part import ConfigPart, Texts, key, section
 from skyrl.train.config.policy import PolicyConfig, RefConfig
 
@@ -51,7 +52,13 @@ class TrainerConfig(ConfigPart):
         -1,
         "Instead of a number of sequences, at most this many tokens (rows x longest row) per pass; 0 or less: off.",
     )
-    logprobs_chunk_size: int = key(1024, "Positions whose logits are widened to float32 at once.", ge=1)
+    logprobs_chunk_size: int | None = key(
+        1024, "Positions whose logits are widened to float32 at once; null: all of them.", ge=1
+    )
+
+    recompute_old_logprobs_per_minibatch: bool = key(True, "Old logprobs in mini-batches; the numbers are the same.")
+    remove_microbatch_padding: bool = key(True, "Pack a micro-batch without padding; sequences are flat here.")
+    update_ref_every_epoch: bool = key(False, "The reference follows the policy; only false is possible here.")
 
     max_prompt_length: int = key(512, "Prompts with more tokens are left out.", ge=1)
     flash_attn: bool = key(True, "flash-attn kernels on a GPU; torch's own attention on CPU.")
@@ -59,8 +66,16 @@ class TrainerConfig(ConfigPart):
     gradient_checkpointing: bool = key(True, "Recompute activations in the backward pass.")
     gradient_checkpointing_use_reentrant: bool = key(False, "Variant of gradient checkpointing.")
     disable_fast_tokenizer: bool = key(False, "Use the slow tokenizer.")
+    use_expandable_segments: bool = key(True, "A setting of the CUDA allocator; here PYTORCH_CUDA_ALLOC_CONF.")
+    sequence_parallel_backend: Literal["ulysses"] = key("ulysses", "How workers share one sequence; none do here.")
+    vocab_entropy_chunk_size: int | None = key(0, "Megatron: vocabulary entries of the entropy at once.")
+    vocab_entropy_chunk_memory_mb: int = key(512, "Megatron: memory of one such block.")
+    fused_lm_head_logprob: bool = key(False, "Megatron: logprobs inside the LM head.")
+    fused_lm_head_logprob_backend: str = key("torch", "Megatron: the kernel that does it.")
+    mtp: MtpConfig = section(MtpConfig)
 
     eval_before_train: bool = key(True, "Evaluate before the first step.")
+    eval_batch_size: int = key(1024, "Prompts of one evaluation batch; the server queues all of them here.", ge=1)
     eval_interval: int = key(5, "Steps between evaluations; 0 or less: never.")
 
     resume_mode: Literal["none", "latest", "from_path"] | None = key(
@@ -106,6 +121,8 @@ class TrainerConfig(ConfigPart):
         theirs="wandb",
         reason="the default run needs no account",
     )
+
+    enable_ray_gpu_monitor: bool = key(True, "Figures of the GPUs from Ray; not collected here.")
 
     @property
     def run_folder(self) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from skyrl.train.config import algorithm_rules
+from skyrl.train.config import absent, algorithm_rules
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
 from skyrl.train.launch import table
@@ -101,7 +101,7 @@ def trackers(cfg: Any) -> Iterator[str]:
 
 
 def placement(cfg: Any) -> Iterator[str]:
-    """Workers of policy and reference, and the sharding engine."""
+    """Workers of policy and reference."""
     trainer = cfg.trainer
     place = trainer.placement
     policy = (place.policy_num_nodes, place.policy_num_gpus_per_node)
@@ -117,8 +117,6 @@ def placement(cfg: Any) -> Iterator[str]:
             f"trainer.placement.ref_num_nodes x ref_num_gpus_per_node = {ref[0]} x {ref[1]} must equal the policy's "
             f"{policy[0]} x {policy[1]} where they share devices (trainer.placement.colocate_policy_ref)"
         )
-    if trainer.strategy == "megatron" and trainer.backend == "fsdp":
-        yield "trainer.strategy=megatron: no Megatron engine here; write trainer.strategy=fsdp"
 
 
 def servers(cfg: Any) -> Iterator[str]:
@@ -152,7 +150,7 @@ def server_settings(cfg: Any) -> Iterator[str]:
             table.find(engine)
         except ValueError as error:
             yield str(error)
-    known = ("auto", "nccl", "shm", "inline")
+    known = ("auto", "nccl", "shm", "inline", "delta")
     if engine.weight_sync_backend not in known:
         yield (
             f"generator.inference_engine.weight_sync_backend={engine.weight_sync_backend}: "
@@ -162,6 +160,28 @@ def server_settings(cfg: Any) -> Iterator[str]:
         yield (
             f"generator.inference_engine.distributed_executor_backend={engine.distributed_executor_backend}: "
             f"expected mp or ray"
+        )
+
+
+def server_sizes(cfg: Any) -> Iterator[str]:
+    """GPUs of a server, and which part of a model both sides take."""
+    engine, policy = cfg.generator.inference_engine, cfg.trainer.policy
+    experts, width = engine.expert_parallel_size, engine.tensor_parallel_size
+    if experts > 1 and experts != width:
+        yield (
+            f"generator.inference_engine.expert_parallel_size={experts}: a server shares its experts over all of its "
+            f"GPUs: expected 1, or generator.inference_engine.tensor_parallel_size={width}"
+        )
+    if policy.language_model_only != engine.language_model_only:
+        yield (
+            f"trainer.policy.language_model_only={str(policy.language_model_only).lower()} and "
+            f"generator.inference_engine.language_model_only={str(engine.language_model_only).lower()}: trainer and "
+            f"servers must hold the same part of the model: set both"
+        )
+    if engine.num_prefill and not engine.enable_pd:
+        yield (
+            f"generator.inference_engine.num_prefill={engine.num_prefill} is read with enable_pd=true only: "
+            f"leave it out"
         )
 
 
@@ -237,6 +257,6 @@ def model_paths(cfg: Any) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
-    model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES, placement, servers, server_settings,
-    checkpoints, folders,
+    absent.rules, model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES, placement, servers,
+    server_settings, server_sizes, checkpoints, folders,
 )  # fmt: skip

@@ -190,7 +190,7 @@ class BasePPOExp:
         engine, place = self.cfg.generator.inference_engine, self.cfg.trainer.placement
         if engine.external_server_urls or device_of(self.cfg) == "cuda":
             return
-        plan = cores.plan(engine.num_engines)
+        plan = cores.plan(engine.num_servers)
         if plan is not None:
             workers = place.policy_num_nodes * place.policy_num_gpus_per_node
             log.info(cores.pin_trainer(plan, in_process=workers == 1))

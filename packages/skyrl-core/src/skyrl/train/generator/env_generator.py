@@ -263,7 +263,7 @@ class EnvGenerator:
 
     def _samples_at_once(self) -> int:
         engine = self.cfg.generator.inference_engine
-        return engine.max_num_seqs * (len(server_urls(engine.external_server_urls)) or engine.num_engines)
+        return engine.max_num_seqs * (len(server_urls(engine.external_server_urls)) or engine.num_servers)
 
     def _filtered(self, trajectory: Trajectory) -> Trajectory:
         """`zero_reward_on_non_stop` and `apply_overlong_filtering`, for a rollout that did not end by itself."""

@@ -13,6 +13,7 @@ from skyrl.train.launch.table import FORMS, ServerEntry
 ONLY_ON_GPUS = {
     "tensor_parallel_size": "a server without GPUs is one worker",
     "gpu_memory_utilization": "there is no GPU memory to share",
+    "expert_parallel_size": "a server without GPUs is one worker",
     "distributed_executor_backend": "a server without GPUs is one worker",
 }
 
@@ -45,9 +46,14 @@ def _options(entry: ServerEntry, engine: Any, device: str) -> Iterator[str]:
         yield from _option(flag, getattr(engine, name))
 
 
-def _option(flag: str, value: Any) -> Iterator[str]:
-    """A flag with {json} holds the value; a mapping gives one flag per item; a switch stands or does not."""
+def _option(flag: str | Mapping[str, str], value: Any) -> Iterator[str]:
+    """A flag with {json} holds the value; a mapping gives one flag per item; a switch stands or does not. Flags by
+    value (JSON, or a text as it stands; `*`: any other) stand for these values alone."""
     if value is None:
+        return
+    if isinstance(flag, Mapping):
+        text = value if isinstance(value, str) else json.dumps(value)
+        yield from flag.get(text, flag.get("*", "")).split()
         return
     if "{json}" in flag:
         yield from (part.replace("{json}", json.dumps(value)) for part in flag.split())

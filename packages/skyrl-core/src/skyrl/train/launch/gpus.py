@@ -18,7 +18,7 @@ def server_gpus(cfg: Any, index: int) -> str:
     names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     place, engine = cfg.trainer.placement, cfg.generator.inference_engine
     first = 0 if place.colocate_all else place.policy_num_gpus_per_node
-    width = engine.tensor_parallel_size
+    width = engine.gpus_per_server
     mine = names[first + index * width : first + (index + 1) * width]
     if len(mine) < width:
         raise ValueError(

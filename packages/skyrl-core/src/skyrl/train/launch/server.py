@@ -254,7 +254,7 @@ def free_port() -> int:
 
 
 def _cores(cfg: Any, number: int) -> tuple[int, ...] | None:
-    num_servers = cfg.generator.inference_engine.num_engines
+    num_servers = cfg.generator.inference_engine.num_servers
     plan = cores.plan(num_servers)
     return plan.servers[number % num_servers] if plan else None
 
@@ -270,7 +270,7 @@ def _variables(
     if server_cores:
         variables |= cores.server_environ(server_cores)
     if device == "cuda":
-        variables["CUDA_VISIBLE_DEVICES"] = gpus.server_gpus(cfg, number % cfg.generator.inference_engine.num_engines)
+        variables["CUDA_VISIBLE_DEVICES"] = gpus.server_gpus(cfg, number % cfg.generator.inference_engine.num_servers)
     return variables
 
 

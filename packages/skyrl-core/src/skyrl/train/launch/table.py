@@ -32,6 +32,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
             "gpu_memory_utilization": "--gpu-memory-utilization",
             "enable_prefix_caching": "--enable-prefix-caching",
             "engine_init_kwargs": "--engine-arg",
+            "weight_sync_backend": {"delta": "--delta"},
         },
     },
 }
@@ -42,7 +43,8 @@ class ServerEntry:
     """How one kind of server is started.
 
     package: workspace member whose environment holds the command; None means the trainer's own environment. extras:
-    device -> extra of the package. options: key under generator.inference_engine -> flag. download_gb: device -> size.
+    device -> extra of the package. options: key under generator.inference_engine -> flag, or value -> flag.
+    download_gb: device -> size.
     """
 
     name: str
@@ -50,7 +52,7 @@ class ServerEntry:
     root: Path | None = None
     package: str | None = None
     extras: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str | Mapping[str, str]] = field(default_factory=dict)
     download_gb: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -35,11 +35,13 @@ class Publisher:
     """Rank 0's side of publishing: keeps its arena and connections between updates, on a loop in a thread of its own,
     so that it may be called from a thread that has a running loop."""
 
-    def __init__(self, transport: str = "auto") -> None:
+    def __init__(self, transport: str = "auto", *, deltas: bool = False) -> None:
+        """deltas: send only what changed since the last publish, to servers that offer it."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="weight-publisher", daemon=True)
         self._thread.start()
         self._publisher = WeightPublisher(transport)
+        self._deltas = deltas
 
     def publish(
         self,
@@ -52,7 +54,12 @@ class Publisher:
     ) -> PublishReport:
         """Blocks until every target serves the weights, or raises what stopped it."""
         work = self._publisher.publish(
-            layout, as_bytes(layout, tensors), targets, target_version=target_version, timeout_s=timeout_s
+            layout,
+            as_bytes(layout, tensors),
+            targets,
+            target_version=target_version,
+            timeout_s=timeout_s,
+            base_version=self._publisher.published_version if self._deltas else None,
         )
         return self._run(work)
 

@@ -33,6 +33,7 @@ class PolicyWorker:
         self.backend: PolicyBackend = load_factory(factory)(cfg, place, role, total_steps=total_steps)
         self._publisher: Publisher | None = None
         self._transport = weight_transport(cfg)
+        self._deltas = cfg.generator.inference_engine.weight_sync_backend == "delta"
 
     def logprobs(self, shard: TrajectoryBatch | None, temperature: float, num_micro: int) -> torch.Tensor:
         """CPU [T of the shard]: log_softmax(logits / temperature) of each response token, in the shard's order."""
@@ -107,7 +108,7 @@ class PolicyWorker:
         try:
             if targets is None:
                 return None
-            self._publisher = self._publisher or Publisher(self._transport)
+            self._publisher = self._publisher or Publisher(self._transport, deltas=self._deltas)
             return self._publisher.publish(layout, tensors, targets, **options)
         finally:
             # a publish that fails half-way must not leave the other ranks in a collective
@@ -177,9 +178,9 @@ def nothing() -> TrajectoryBatch:
 
 
 def weight_transport(cfg: Any) -> str:
-    """ "auto", "shm" or "inline" from generator.inference_engine.weight_sync_backend; nccl means auto."""
+    """ "auto", "shm" or "inline" from generator.inference_engine.weight_sync_backend; nccl and delta mean auto."""
     asked = cfg.generator.inference_engine.weight_sync_backend
-    return "auto" if asked == "nccl" else asked
+    return "auto" if asked in ("nccl", "delta") else asked
 
 
 def train_limits(cfg: Any) -> MicroLimits:

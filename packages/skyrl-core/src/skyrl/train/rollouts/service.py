@@ -53,7 +53,7 @@ class RolloutService:
     async def open(
         cls, cfg: Any, model_path: str | Path, *, on_wait: Callable[[str], None] = lambda what: None
     ) -> RolloutService:
-        """Connects to `generator.inference_engine.external_server_urls`, else starts `num_engines` servers of
+        """Connects to `generator.inference_engine.external_server_urls`, else starts `num_servers` servers of
         `model_path`; takes control of all. `on_wait` is told what is waited for.
 
         Raises ServerUnreachable for a dead endpoint (within 10 s), ValueError for a wrong one, and what
@@ -149,10 +149,10 @@ class RolloutService:
 
 
 async def start_servers(cfg: Any, model_path: str, on_wait: Callable[[str], None]) -> list[ServerProcess]:
-    """`num_engines` servers, started at the same time; if one fails the others are stopped."""
+    """`num_servers` servers, started at the same time; if one fails the others are stopped."""
     starting = [
         asyncio.to_thread(ServerProcess.start, cfg, model_path, on_wait=on_wait)
-        for _ in range(cfg.generator.inference_engine.num_engines)
+        for _ in range(cfg.generator.inference_engine.num_servers)
     ]
     results = await asyncio.gather(*starting, return_exceptions=True)
     started = [r for r in results if isinstance(r, ServerProcess)]
