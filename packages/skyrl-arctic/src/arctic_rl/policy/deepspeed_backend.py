@@ -30,7 +30,7 @@ class DeepSpeedBackend:
     """See `policy.contract.PolicyBackend`."""
 
     def __init__(self, cfg: Any, settings: ArcticRLClientConfig, place: WorkerPlace, *, total_steps: int) -> None:
-        self.place = place
+        self.place, self._seed = place, cfg.trainer.seed
         self._stage = settings.ds_config["zero_optimization"]["stage"]
         self._max_grad_norm = cfg.trainer.policy.optimizer_config.max_grad_norm
         self._block = block_of_positions(settings.ds_worker_config, cfg.trainer.logprobs_chunk_size)
@@ -104,8 +104,14 @@ class DeepSpeedBackend:
     def save(self, folder: Path) -> None:
         engine_checkpoint.save(folder, self.place, self.engine)
 
-    def load(self, folder: Path) -> None:
-        engine_checkpoint.load(folder, self.place, self.engine)
+    def load(self, folder: Path) -> list[str]:
+        return engine_checkpoint.load(folder, self.place, self.engine, seed=self._seed)
+
+    def save_weights(self, folder: Path) -> None:
+        engine_checkpoint.save_weights(folder, self.place, self.engine)
+
+    def load_weights(self, folder: Path) -> None:
+        engine_checkpoint.load_weights(folder, self.place, self.engine)
 
     def save_hf(self, folder: Path) -> None:
         whole = dict(self.export_weights())

@@ -16,7 +16,14 @@ import deepspeed.ops
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.utils import groups, safe_get_full_grad
+from deepspeed.utils import (
+    groups,
+    safe_get_full_grad,
+    safe_get_local_fp32_param,
+    safe_get_local_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -92,6 +99,21 @@ def gathered(parameter: torch.Tensor) -> Any:
 def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
     """The shape that the tensor has when it is gathered."""
     return tuple(getattr(tensor, "ds_shape", tensor.shape))
+
+
+def local_share(parameter: torch.Tensor, moment: str | None) -> torch.Tensor:
+    """Stage 3: this rank's flat share of the float32 parameter, or of one of its moments, with its padding. Live, or a
+    copy where the optimizer is offloaded."""
+    return safe_get_local_optimizer_state(parameter, moment) if moment else safe_get_local_fp32_param(parameter)
+
+
+def set_local_share(parameter: torch.Tensor, moment: str | None, values: torch.Tensor) -> None:
+    """Restores what `local_share` returned, and with the parameter the share that the forward pass gathers."""
+    if moment:
+        safe_set_local_optimizer_state(parameter, values, moment)
+        return
+    safe_set_local_fp32_param(parameter, values)
+    parameter.ds_tensor.data.copy_(values.view(parameter.ds_tensor.shape))  # type: ignore[attr-defined]
 
 
 def mean_gradient(engine: DeepSpeedEngine, parameter: torch.Tensor) -> torch.Tensor | None:

@@ -78,11 +78,21 @@ class PolicyBackend(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer, scheduler and RNG of this rank into `folder` (collective)."""
+        """Weights, moments, schedule and random state into `folder` (collective), as `policy.checkpoint` lays them out:
+        any number of ranks of any backend can go on from it. OSError where a rank cannot write."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Exactly what `save` stored (collective). ValueError names the file that does not fit."""
+    def load(self, folder: Path) -> list[str]:
+        """What `save` of any backend stored (collective). Notes say what could not go on as it was. ValueError names
+        the file that is missing, damaged or of another model."""
+        ...
+
+    def save_weights(self, folder: Path) -> None:
+        """Weights alone, in the precision of the optimizer's copy (collective)."""
+        ...
+
+    def load_weights(self, folder: Path) -> None:
+        """What `save_weights` of any backend stored, in this model's precision (collective)."""
         ...
 
     def save_hf(self, folder: Path) -> None:

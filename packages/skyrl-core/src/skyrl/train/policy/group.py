@@ -100,11 +100,19 @@ class PolicyGroup:
         return result
 
     def save(self, folder: Path) -> None:
-        """Everything that a resumed run needs to go on bit for bit with the same number of workers."""
+        """Everything that a resumed run needs: bit for bit with as many workers, to rounding with another number."""
         self._everywhere("save", Path(folder))
 
-    def load(self, folder: Path) -> None:
-        self._everywhere("load", Path(folder))
+    def load(self, folder: Path) -> list[str]:
+        """What any number of workers of any backend saved; notes on what could not go on as it was."""
+        return self._everywhere("load", Path(folder))[0]
+
+    def save_weights(self, folder: Path) -> None:
+        """Weights alone, for `load_weights` of any group of the same model."""
+        self._everywhere("save_weights", Path(folder))
+
+    def load_weights(self, folder: Path) -> None:
+        self._everywhere("load_weights", Path(folder))
 
     def save_hf(self, folder: Path) -> None:
         """A folder that `transformers.AutoModelForCausalLM.from_pretrained` loads, without the tokenizer."""

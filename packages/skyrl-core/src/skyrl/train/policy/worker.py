@@ -132,8 +132,14 @@ class PolicyWorker:
     def save(self, folder: Path) -> None:
         self.backend.save(folder)
 
-    def load(self, folder: Path) -> None:
-        self.backend.load(folder)
+    def load(self, folder: Path) -> list[str]:
+        return self.backend.load(folder)
+
+    def save_weights(self, folder: Path) -> None:
+        self.backend.save_weights(folder)
+
+    def load_weights(self, folder: Path) -> None:
+        self.backend.load_weights(folder)
 
     def save_hf(self, folder: Path) -> None:
         self.backend.save_hf(folder)

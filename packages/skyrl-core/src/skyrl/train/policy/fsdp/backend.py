@@ -29,7 +29,7 @@ class FsdpBackend:
     def __init__(self, model: PreTrainedModel, place: WorkerPlace, cfg: Any, role: Role, *, total_steps: int) -> None:
         self.place, self.model = place, model
         self._head = HeadSelection(model.get_output_embeddings())
-        self._block = cfg.trainer.logprobs_chunk_size
+        self._block, self._seed = cfg.trainer.logprobs_chunk_size, cfg.trainer.seed
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer: AdamW | None = None
         self._schedule: LRScheduler | None = None
@@ -68,9 +68,15 @@ class FsdpBackend:
         assert self._optimizer is not None and self._schedule is not None, "a reference has nothing to resume"
         checkpoint.save(folder, self.place, self.model, self._optimizer, self._schedule)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path) -> list[str]:
         assert self._optimizer is not None and self._schedule is not None, "a reference has nothing to resume"
-        checkpoint.load(folder, self.place, self.model, self._optimizer, self._schedule)
+        return checkpoint.load(folder, self.place, self.model, self._optimizer, self._schedule, seed=self._seed)
+
+    def save_weights(self, folder: Path) -> None:
+        checkpoint.save_weights(folder, self.place, self.model)
+
+    def load_weights(self, folder: Path) -> None:
+        checkpoint.load_weights(folder, self.place, self.model)
 
     def save_hf(self, folder: Path) -> None:
         full = {name: self._full(tensor) for name, tensor in checkpoint.unique_tensors(self.model)}
