@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from skyrl.train.checkpoints import MARKER, CheckpointStore, changed_settings, find_resume, read_state
+from skyrl.train.checkpoints import MARKER, CheckpointStore, changed_settings, find_resume, read_state, require_same_run
 from skyrl.train.config import SkyRLTrainConfig
 
 
@@ -106,13 +106,43 @@ def test_a_damaged_state_is_named(tmp_path: Path, content: bytes) -> None:
         read_state(folder)
 
 
-def test_what_changed_since_a_checkpoint_is_told_and_what_would_have_no_effect_is_refused(tmp_path: Path) -> None:
+def test_what_changed_since_a_checkpoint_is_told(tmp_path: Path) -> None:
     there = SkyRLTrainConfig()
     folder = CheckpointStore(tmp_path).save(3, write=lambda folder: None, state={}, config_yaml=there.to_yaml())
     changes = {"epochs": 7, "resume_mode": "latest"}
     here = SkyRLTrainConfig.model_validate({"trainer": changes})
     assert changed_settings(folder, here.to_yaml()) == {"trainer.epochs": "1 -> 7"}
     assert changed_settings(folder, there.to_yaml()) == {}
-    faster = SkyRLTrainConfig.model_validate({"trainer": {"policy": {"optimizer_config": {"lr": 1e-3}}}})
-    with pytest.raises(ValueError, match=r"optimizer_config.lr \(1e-06 -> 0.001\): the optimizer of .* its own"):
-        changed_settings(folder, faster.to_yaml())
+    require_same_run(folder, changed_settings(folder, here.to_yaml()))
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"run_name": "b"}, r"trainer.run_name \(test_run -> b\)"),
+        ({"policy": {"model": {"path": "other/model"}}}, r"trainer.policy.model.path \(.* -> other/model\)"),
+    ],
+)
+def test_another_runs_checkpoint_is_not_gone_on_with_by_accident(tmp_path: Path, other: dict, told: str) -> None:
+    there = SkyRLTrainConfig()
+    folder = CheckpointStore(tmp_path).save(3, write=lambda folder: None, state={}, config_yaml=there.to_yaml())
+    changed = changed_settings(folder, SkyRLTrainConfig.model_validate({"trainer": other}).to_yaml())
+    with pytest.raises(ValueError, match=f"another run: .*{told}.*trainer.resume_path={folder}"):
+        require_same_run(folder, changed)
+
+
+def test_a_damaged_configuration_of_a_checkpoint_is_named(tmp_path: Path) -> None:
+    folder = CheckpointStore(tmp_path).save(3, write=lambda folder: None, state={}, config_yaml="a: {")
+    with pytest.raises(ValueError, match=f"{folder / 'config.yaml'} is damaged"):
+        changed_settings(folder, SkyRLTrainConfig().to_yaml())
+
+
+def test_a_save_that_is_killed_while_it_replaces_a_checkpoint_leaves_one_of_the_two(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    folder = save(store, 2)
+    folder.rename(store.folder / ".global_step_2.replaced")  # killed here
+    (store.folder / ".global_step_2.partial").mkdir()
+    (store.folder / ".global_step_1.dropped").mkdir()
+    assert find_resume(store, mode="latest", resume_path=None) == folder
+    assert (folder / "weights").read_text() == "weights of 2"
+    assert sorted(path.name for path in store.folder.iterdir()) == ["global_step_2", MARKER]

@@ -2,17 +2,18 @@
 
 A checkpoint is a folder `global_step_N`, written beside its final name and renamed when complete;
 `latest_ckpt_global_step.txt` names the last one and is replaced after it. A killed run therefore leaves either the old
-checkpoint or the new one, never half of one.
+checkpoint or the new one, never half of one; names with a dot in front are what it was in the middle of.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ MARKER = "latest_ckpt_global_step.txt"
 STATE = "trainer_state.json"
 NEEDED = ("global_step", "train_loader", "rows")
 CONFIG = "config.yaml"
-# What a stored optimizer brings along.
-RESTORED = tuple(f"trainer.policy.optimizer_config.{name}" for name in ("lr", "adam_betas", "weight_decay"))
+# Whose checkpoints they are: `latest` goes on with these only.
+IDENTITY = ("trainer.project_name", "trainer.run_name", "trainer.policy.model.path")
 # With less room than this on its disk, a write that failed has failed for want of it.
 FULL_BYTES = 16 << 20
+PARTIAL, REPLACED, DROPPED = ".partial", ".replaced", ".dropped"
 _STEP = re.compile(r"^global_step_(\d+)$")
 
 
@@ -56,6 +58,7 @@ class CheckpointStore:
         final = replace_folder(self.path(step), fill)
         _write_synced(self.folder / f".{MARKER}", str(step))
         os.replace(self.folder / f".{MARKER}", self.folder / MARKER)
+        _sync_folder(self.folder)
         self._drop_older_than(step)
         return final
 
@@ -97,7 +100,15 @@ class CheckpointStore:
         if self._keep < 0:
             return
         for old in [s for s in self.steps() if s <= step][: -self._keep]:
-            shutil.rmtree(self.path(old))
+            _remove(self.path(old))
+
+    def tidy(self) -> None:
+        """Ends what a killed run was in the middle of: half-written folders go, one about to be replaced comes back."""
+        for path in self.folder.glob(".global_step_*") if self.folder.is_dir() else ():
+            if path.name.endswith(REPLACED):
+                _put_back(path)
+            elif path.name.endswith((PARTIAL, DROPPED)):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def find_resume(store: CheckpointStore, *, mode: str | None, resume_path: str | None) -> Path | None:
@@ -105,6 +116,7 @@ def find_resume(store: CheckpointStore, *, mode: str | None, resume_path: str | 
     if mode in (None, "none"):
         return None
     if mode == "latest":
+        store.tidy()
         return store.latest()
     if not resume_path:
         raise ValueError("trainer.resume_mode=from_path needs trainer.resume_path=<.../global_step_N>")
@@ -132,24 +144,27 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def changed_settings(folder: Path, config_yaml: str) -> dict[str, str]:
-    """Key -> "there -> here" for each key whose value in the checkpoint is not the one in `config_yaml`.
-
-    ValueError for a key of `RESTORED`, which would have no effect.
-    """
+    """Key -> "there -> here" for each key whose value in the checkpoint is not the one in `config_yaml`."""
     path = folder / CONFIG
-    there = _leaves(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    try:
+        there = _leaves(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): resume from another global_step_N folder") from None
     here = _leaves(yaml.safe_load(config_yaml))
-    changed = {
+    return {
         key: f"{there[key]} -> {here.get(key)}"
         for key in there
         if there[key] != here.get(key) and not key.startswith("trainer.resume_")
     }
-    if without_effect := [f"{key} ({changed[key]})" for key in RESTORED if key in changed]:
+
+
+def require_same_run(folder: Path, changed: Mapping[str, str]) -> None:
+    """ValueError where the checkpoint in `folder` is another run's; `changed` as `changed_settings` found it."""
+    if others := [f"{key} ({changed[key]})" for key in IDENTITY if key in changed]:
         raise ValueError(
-            f"{', '.join(without_effect)}: the optimizer of {folder} goes on with its own: leave it as it was, or "
-            f"start anew from that run's export (trainer.policy.model.path, trainer.resume_mode=none)"
+            f"{folder} is the checkpoint of another run: {', '.join(others)}: give this run another trainer.ckpt_path, "
+            f"or go on from it on purpose with trainer.resume_mode=from_path trainer.resume_path={folder}"
         )
-    return changed
 
 
 def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -164,7 +179,9 @@ def replace_folder(final: Path, write: Callable[[Path], None]) -> Path:
     OSError, with the room that is left, where the disk is to blame; nothing half-written stays.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    staging = final.with_name(f".{final.name}.partial")
+    staging, replaced = (final.with_name(f".{final.name}{end}") for end in (PARTIAL, REPLACED))
+    if replaced.exists():
+        _put_back(replaced)
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
@@ -176,9 +193,38 @@ def replace_folder(final: Path, write: Callable[[Path], None]) -> Path:
             raise OSError(f"{final} could not be written, {free / 1e6:.1f} MB are free there: {error}") from error
         raise
     if final.exists():
-        shutil.rmtree(final)
-    os.replace(staging, final)
+        os.rename(final, replaced)
+    os.rename(staging, final)
+    _sync_folder(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
     return final
+
+
+def _put_back(replaced: Path) -> None:
+    """`replaced` under its own name again, unless its successor has that already."""
+    final = replaced.with_name(replaced.name.removeprefix(".").removesuffix(REPLACED))
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+    else:
+        os.rename(replaced, final)
+
+
+def _remove(folder: Path) -> None:
+    """Takes the name away first: a folder that is half removed must not look like a checkpoint."""
+    dropped = folder.with_name(f".{folder.name}{DROPPED}")
+    shutil.rmtree(dropped, ignore_errors=True)
+    os.rename(folder, dropped)
+    shutil.rmtree(dropped, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """The names in it are on the disk when this returns, where the file system can do that."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_synced(path: Path, text: str) -> None:

@@ -254,10 +254,14 @@ class RayPPOTrainer:
             return 0
         state = checkpoints.read_state(folder)
         self.progress.note(f"resuming at step {state['global_step']} from {folder}")
-        if changed := checkpoints.changed_settings(folder, self.cfg.to_yaml()):
+        changed = checkpoints.changed_settings(folder, self.cfg.to_yaml())
+        if self.cfg.trainer.resume_mode == "latest":
+            checkpoints.require_same_run(folder, changed)
+        if changed:
             self.progress.note("changed since: " + ", ".join(f"{key}: {how}" for key, how in changed.items()))
         self.train_loader.load_state_dict(state["train_loader"])
-        await self.on_policy_thread(self.policy.load, folder / "policy")
+        for note in await self.on_policy_thread(self.policy.load, folder / "policy"):
+            self.progress.note(note)
         self.result.rows = [StepRow(**row) for row in state["rows"]]
         self.kl_coefficient = state.get("kl_coefficient", self.kl_coefficient)
         self.result.last_step = state["global_step"]

@@ -79,12 +79,22 @@ class _LoadPlanner(DefaultLoadPlanner):
 
 
 class _Reader(FileSystemReader):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._index = _index(folder / INDEX)
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / INDEX).open("rb") as file:
-            metadata = _Unpickler(file).load()
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+        self._index.storage_meta = self._index.storage_meta or StorageMeta()
+        self._index.storage_meta.load_id = self.load_id
+        return self._index
+
+
+def _index(path: Path) -> Metadata:
+    try:
+        with path.open("rb") as file:
+            return _Unpickler(file).load()
+    except Exception as error:  # an unpickler raises whatever the bytes lead it to
+        raise ValueError(f"{path} cannot be read ({error}): resume from another global_step_N folder") from error
 
 
 class _Unpickler(pickle.Unpickler):
