@@ -8,7 +8,7 @@ import time
 
 import pytest
 from skyrl.train import environments
-from skyrl.train.environments import EnvironmentFailed, EnvironmentThreads, Episode
+from skyrl.train.environments import EnvironmentFailed, EnvironmentsStuck, EnvironmentThreads, Episode, stepping
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 
@@ -85,6 +85,37 @@ async def test_an_environment_that_hangs_is_given_up_at_its_deadline(threads):
     with pytest.raises(EnvironmentFailed, match=r"prompt 12, sample 3, turn 1 did not answer within 0.2 s"):
         await episode.step("hang")
     assert time.monotonic() - started < 2
+
+
+async def test_a_thread_that_an_environment_keeps_is_replaced_and_counted_until_it_comes_back():
+    threads, held = EnvironmentThreads(1), threading.Event()
+    while threads.stuck < 2:
+        with pytest.raises(EnvironmentFailed, match="stuck did not answer"):
+            await threads.call(held.wait, name="stuck", timeout_s=0.05)
+    assert await threads.call(lambda: 7, name="next", timeout_s=5) == 7
+    held.set()
+    async with asyncio.timeout(5):
+        while threads.stuck:
+            await asyncio.sleep(0.01)
+    assert await threads.call(lambda: 8, name="last", timeout_s=5) == 8
+
+
+async def test_calls_that_never_return_end_the_run_before_threads_run_out():
+    threads, held = EnvironmentThreads(1), threading.Event()
+    while threads.stuck < 4:
+        with pytest.raises(EnvironmentFailed):
+            await threads.call(held.wait, name="stuck", timeout_s=0.05)
+    with pytest.raises(EnvironmentsStuck, match="the next was not called: 4 earlier calls .* have not returned"):
+        await threads.call(lambda: 7, name="the next", timeout_s=5)
+    held.set()
+
+
+async def test_an_environment_that_cannot_be_closed_costs_no_more_than_a_deadline(threads, monkeypatch, caplog):
+    monkeypatch.setattr(stepping, "CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(ScriptedEnv, "close", lambda self: time.sleep(2))
+    episode = await start(threads)
+    await episode.abandon()
+    assert "environment 'scripted' on prompt 12, sample 3, which is given up, did not answer" in caplog.text
 
 
 async def test_a_wrong_row_is_an_error_at_the_start_of_the_sample(threads):

@@ -21,8 +21,9 @@ class DataLoaderConfig(ConfigPart):
 
 
 class DataConfig(ConfigPart):
-    """Files of prompts (`data.*`): .parquet, .json or .jsonl; several files are concatenated in order."""
+    """Prompts (`data.*`): .parquet, .json or .jsonl files, folders, or names of data sets on the Hugging Face hub, the
+    last two as name[:split]; several are concatenated in order."""
 
-    train_data: Texts = Field(("~/data/gsm8k/train.parquet",), description="Files of training prompts.")
-    val_data: Texts = Field(("~/data/gsm8k/validation.parquet",), description="Files of evaluation prompts.")
+    train_data: Texts = Field(("~/data/gsm8k/train.parquet",), description="Training prompts.")
+    val_data: Texts = Field(("~/data/gsm8k/validation.parquet",), description="Evaluation prompts.")
     dataloader: DataLoaderConfig = section(DataLoaderConfig)

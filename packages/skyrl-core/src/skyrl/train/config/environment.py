@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from skyrl.train.config.part import ConfigPart, Texts, key, section
 
 
@@ -42,7 +44,18 @@ class EnvironmentConfig(ConfigPart):
     env_class: str = key("gsm8k", "Environment of rows that name none.")
     plugins: Texts = key(
         (),
-        "Modules to import first, each registering environments (an addition of this project).",
+        "Modules to import first in the trainer and in every worker; each registers environments, losses or estimators "
+        "(an addition of this project).",
+    )
+    reward: str | None = key(
+        None,
+        "module:function that scores every response instead of an environment, as score(prompt, response, extras) -> "
+        "a number or a mapping (an addition).",
+    )
+    on_error: Literal["stop", "drop"] = key(
+        "stop",
+        "What an environment that raises, hangs or gives no number does: end the run, or cost that sample, which is "
+        "named in the log and counted (an addition).",
     )
     step_timeout_s: float = key(300.0, "Seconds that an environment may take for one call (an addition).", gt=0)
     skyrl_gym: SkyRLGymConfig = section(SkyRLGymConfig)

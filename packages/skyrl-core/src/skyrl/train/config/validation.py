@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from skyrl.train import plugins
 from skyrl.train.config import absent, algorithm_rules
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
@@ -25,6 +26,21 @@ def validate(cfg: SkyRLTrainConfig) -> None:
     problems = [problem for rule in RULES for problem in rule(cfg)]
     if problems:
         raise ConfigError(problems)
+
+
+def own_modules(cfg: Any) -> Iterator[str]:
+    """The user's own modules: imported first, because they register names that later rules look up."""
+    try:
+        plugins.import_plugins(cfg.environment.plugins)
+        if cfg.environment.reward:
+            plugins.reward_function(cfg.environment.reward)
+    except ValueError as error:
+        yield str(error)
+    if cfg.environment.reward and cfg.generator.max_turns > 1:
+        yield (
+            f"environment.reward scores one turn, and generator.max_turns={cfg.generator.max_turns}: leave "
+            f"max_turns out, or register an environment of your own with environment.plugins"
+        )
 
 
 def batch_sizes(cfg: Any) -> Iterator[str]:
@@ -257,6 +273,6 @@ def model_paths(cfg: Any) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
-    absent.rules, model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES, placement, servers,
-    server_settings, server_sizes, checkpoints, folders,
+    own_modules, absent.rules, model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES, placement,
+    servers, server_settings, server_sizes, checkpoints, folders,
 )  # fmt: skip

@@ -1,11 +1,13 @@
 """What scores a trajectory: environments by name, and the threads that they run in."""
 
-from skyrl.train.environments.registry import aggregate_metrics, import_plugins, known, make, register, require
-from skyrl.train.environments.stepping import EnvironmentFailed, EnvironmentThreads, Episode
+from skyrl.train.environments.registry import aggregate_metrics, known, make, register, require, use_reward
+from skyrl.train.environments.stepping import EnvironmentFailed, EnvironmentsStuck, EnvironmentThreads, Episode
+from skyrl.train.plugins import import_plugins
 
 __all__ = [
     "EnvironmentFailed",
     "EnvironmentThreads",
+    "EnvironmentsStuck",
     "Episode",
     "aggregate_metrics",
     "import_plugins",
@@ -13,4 +15,5 @@ __all__ = [
     "make",
     "register",
     "require",
+    "use_reward",
 ]

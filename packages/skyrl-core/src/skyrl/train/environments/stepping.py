@@ -1,7 +1,7 @@
 """How environments run beside the event loop: a fixed number of threads, a deadline per call, and no silent failure.
 
-An environment that raises, returns no finite reward or does not answer in time ends the run with its name and the
-sample's; it never becomes a reward of 0.
+An environment that raises, returns no finite reward or does not answer in time is an error with its name and the
+sample's; it never becomes a reward of 0. A thread that it keeps for ever is replaced.
 """
 
 from __future__ import annotations
@@ -24,30 +24,56 @@ from skyrl.train.failures import RunFailed
 log = logging.getLogger(__name__)
 R = TypeVar("R")
 LARGEST_REWARD = float(np.finfo(np.float32).max)
-Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future]
+MOST_STUCK_PER_WORKER = 4
+CLOSE_TIMEOUT_S = 5.0
 
 
 class EnvironmentFailed(RunFailed):
     """An environment could not score a sample. The message names both."""
 
 
+class EnvironmentsStuck(RunFailed):
+    """So many calls never returned that the run cannot go on, whatever is done about their samples."""
+
+
+@dataclass
+class _Job:
+    """One call: `thread` runs it, `ended` once it has returned, `late` once nobody waits for it any more."""
+
+    work: Callable[[], Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future
+    thread: threading.Thread | None = None
+    ended: bool = False
+    late: bool = False
+
+
 class EnvironmentThreads:
     """Runs blocking calls in at most `max_workers` daemon threads, which start as they are needed.
 
     Daemon threads, because an environment that hangs must not keep the process from ending; they live as long as it.
+    A thread whose call is late is replaced; `stuck` counts those that have not come back.
     """
 
     def __init__(self, max_workers: int) -> None:
         self.max_workers = max_workers
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.stuck = 0
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()  # of `stuck`, `_threads` and the jobs' state
         self._running = 0
         self._slots = asyncio.Semaphore(max_workers)
 
     async def call(self, work: Callable[[], R], *, name: str, timeout_s: float) -> R:
         """`work()` in a thread, at most `timeout_s` once it has one. Raises EnvironmentFailed, which begins with
-        `name`, for whatever goes wrong; a call that is late is left to finish alone."""
+        `name`, for whatever goes wrong, and EnvironmentsStuck where too many calls never returned; a call that is late
+        is left to finish alone."""
         async with self._slots:
+            if self.stuck >= MOST_STUCK_PER_WORKER * self.max_workers:
+                raise EnvironmentsStuck(
+                    f"{name} was not called: {self.stuck} earlier calls of environments have not returned, and a "
+                    f"thread cannot be ended: give the environment a time-out of its own for what it waits for"
+                )
             try:
                 async with asyncio.timeout(timeout_s) as deadline:
                     return await self._submit(work)
@@ -60,27 +86,47 @@ class EnvironmentThreads:
 
     async def _submit(self, work: Callable[[], R]) -> R:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[R] = loop.create_future()
+        job = _Job(work, loop, loop.create_future())
         if self._running >= len(self._threads) and len(self._threads) < self.max_workers:
             thread = threading.Thread(target=self._run, name=f"environment-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
         self._running += 1
-        self._jobs.put((work, loop, future))
+        self._jobs.put(job)
         try:
-            return await future
+            return await job.future
         finally:
             self._running -= 1
+            self._leave(job)
+
+    def _leave(self, job: _Job) -> None:
+        """Nobody waits for the job any more: where it still runs, its thread is one of the stuck from now on."""
+        with self._lock:
+            if job.ended:
+                return
+            job.late = True
+            if job.thread is not None:
+                self._threads.remove(job.thread)
+                self.stuck += 1
 
     def _run(self) -> None:
         while True:
-            work, loop, future = self._jobs.get()
+            job = self._jobs.get()
+            with self._lock:
+                if job.late:
+                    continue
+                job.thread = threading.current_thread()
             try:
-                outcome, error = work(), None
+                outcome, error = job.work(), None
             except BaseException as raised:
                 outcome, error = None, raised
+            with self._lock:
+                job.ended = True
+                if job.late:
+                    self.stuck -= 1
+                    return  # another thread has this one's place
             try:
-                loop.call_soon_threadsafe(_settle, future, outcome, error)
+                job.loop.call_soon_threadsafe(_settle, job.future, outcome, error)
             except RuntimeError:
                 return  # the loop is closed: nobody waits any more
 
@@ -122,6 +168,7 @@ class Episode:
         self.env_class = env_class
         self.where = where
         self.turns = 0
+        self.finished = False
         self._env = env
         self._threads = threads
         self._timeout_s = timeout_s
@@ -176,11 +223,13 @@ class Episode:
                 self._env.close()
 
         name = f"environment {self.env_class!r} at the end of {self.where}"
+        self.finished = True
         return await self._threads.call(end, name=name, timeout_s=self._timeout_s)
 
-    def abandon(self) -> None:
+    async def abandon(self) -> None:
         """Closes the environment of a trajectory that did not end; the error that ended it is the one to raise."""
+        name = f"environment {self.env_class!r} on {self.where}, which is given up,"
         try:
-            self._env.close()
-        except Exception as error:
-            log.warning("environment %r on %s could not be closed either: %r", self.env_class, self.where, error)
+            await self._threads.call(self._env.close, name=name, timeout_s=CLOSE_TIMEOUT_S)
+        except RunFailed as error:
+            log.warning("not closed either: %s", error)

@@ -6,28 +6,31 @@ are one request each; every request's seed follows from (run seed, step, phase, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from skyrl_rollout.errors import DeadlineExceeded, RolloutError
 from skyrl_rollout.tokens import FinishReason, Generation, LogprobMode, Sample, Sampling
 
-from skyrl.train import environments
+from skyrl.train import environments, plugins
 from skyrl.train.environments import EnvironmentFailed, EnvironmentThreads, Episode
 from skyrl.train.generator.chat import ChatFormat, Tokenizer
 from skyrl.train.generator.concurrency import Slots, all_of
 from skyrl.train.generator.draft import TrajectoryDraft
+from skyrl.train.generator.drops import Drops
 from skyrl.train.generator.sampling import logprob_mode, to_sampling
 from skyrl.train.generator.trajectory import PromptTask, Trajectory
 from skyrl.train.rollouts.members import server_urls
 from skyrl.train.seeds import derive
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 OnProgress = Callable[[int, int], None]
 
 
@@ -91,8 +94,11 @@ class EnvGenerator:
         self.eval_sampling = to_sampling(gen.eval_sampling_params, key="generator.eval_sampling_params")
         self.chat = ChatFormat.from_config(gen, tokenizer)
         self.threads = EnvironmentThreads(cfg.environment.skyrl_gym.max_env_workers)
+        self.drops = Drops(cfg.environment.on_error)
         self._said_sampling_mode = False
-        environments.import_plugins(cfg.environment.plugins)
+        plugins.import_plugins(cfg.environment.plugins)
+        if cfg.environment.reward:
+            environments.use_reward(cfg.environment.reward)
 
     async def generate(
         self,
@@ -104,10 +110,11 @@ class EnvGenerator:
         phase: str,
         on_progress: OnProgress | None = None,
     ) -> list[Trajectory]:
-        """All samples of all prompts, prompt-major: the n samples of the first prompt come first.
+        """All samples of all prompts, prompt-major: the n samples of the first prompt come first. With
+        `environment.on_error=drop` those that could not be scored are missing.
 
         on_progress(done, total) counts trajectories. Raises EnvironmentFailed, UnknownVersion or RolloutError, each
-        naming the sample; the other rollouts of the call are then ended.
+        naming the sample; the other rollouts of the call are then ended. RunFailed where every sample was left out.
         """
         environments.require({task.env_class for task in tasks})
         total, done = len(tasks) * n_samples, 0
@@ -121,22 +128,36 @@ class EnvGenerator:
                 on_progress(done, total)
 
         groups = await all_of([self.roll_out(task, n_samples, round_, one_more) for task in tasks])
-        return [trajectory for group in groups for trajectory in group]
+        trajectories = [trajectory for group in groups for trajectory in group]
+        self.drops.require_some(len(trajectories), total, phase)
+        return trajectories
+
+    def metrics(self, phase: str) -> dict[str, float]:
+        """What happened in that phase since this was asked last and no trajectory tells."""
+        return {"generate/num_dropped_samples": float(self.drops.taken(phase))} if self.drops.allowed else {}
 
     async def roll_out(
         self, task: PromptTask, n_samples: int, round_: _Round, on_done: Callable[[], None]
     ) -> list[Trajectory]:
-        """The n trajectories of one prompt, in order of repetition."""
-        rollouts = await all_of([self._start(task, repetition) for repetition in range(n_samples)])
-        try:
-            first = await self._first_turns(rollouts, round_)
-            return await all_of([self._finish(r, s, round_, on_done) for r, s in zip(rollouts, first, strict=True)])
-        except BaseException:
-            for rollout in rollouts:
-                rollout.episode.abandon()
-            raise
+        """The n trajectories of one prompt, in order of repetition, but for those that are left out."""
 
-    async def _start(self, task: PromptTask, repetition: int) -> _Rollout:
+        def guarded(work: Coroutine[Any, Any, R]) -> Coroutine[Any, Any, R | None]:
+            return self.drops.guard(work, round_.phase, on_done)
+
+        rollouts: list[_Rollout] = []
+        try:
+            begun = (guarded(self._start(task, repetition, rollouts)) for repetition in range(n_samples))
+            started = [r for r in await all_of(begun) if r is not None]
+            first = await self._first_turns(started, round_)
+            ended = await all_of(
+                guarded(self._finish(r, s, round_, on_done)) for r, s in zip(started, first, strict=True)
+            )
+            return [trajectory for trajectory in ended if trajectory is not None]
+        finally:
+            await asyncio.gather(*(r.episode.abandon() for r in rollouts if not r.episode.finished))
+
+    async def _start(self, task: PromptTask, repetition: int, rollouts: list[_Rollout]) -> _Rollout:
+        """A rollout whose environment has begun; it is added to `rollouts`, which are closed whatever happens."""
         started = time.perf_counter()
         cfg = self.cfg.environment
         episode, messages = await Episode.start(
@@ -150,7 +171,15 @@ class EnvGenerator:
         )
         draft = TrajectoryDraft(self.chat.prompt_ids(messages))
         draft.seconds["env"] += time.perf_counter() - started
-        return _Rollout(task, repetition, episode, draft, list(messages), started)
+        rollout = _Rollout(task, repetition, episode, draft, list(messages), started)
+        rollouts.append(rollout)
+        longest = self.cfg.generator.max_input_length
+        if draft.num_input_tokens > longest:
+            raise EnvironmentFailed(
+                f"environment {task.env_class!r} began {rollout.where} with {draft.num_input_tokens} tokens, more than "
+                f"generator.max_input_length={longest}: raise that key or have it begin with less"
+            )
+        return rollout
 
     async def _first_turns(self, rollouts: list[_Rollout], round_: _Round) -> list[Sample]:
         """One request for all samples whose environment begins with the same prompt: usually the whole group."""
