@@ -27,15 +27,34 @@ def dump_evaluation(
 ) -> Path:
     """`dumped_evals/global_step_N_evals/<data source>.jsonl`, one line per rollout, and `aggregated_results.jsonl`."""
     target = folder / "dumped_evals" / f"global_step_{step}_evals"
-    target.mkdir(parents=True, exist_ok=True)
     by_source: dict[str, list[Trajectory]] = defaultdict(list)
     for t in trajectories:
         by_source[source_name(t.data_source)].append(t)
     for source, rows in by_source.items():
-        lines = [json.dumps(_row(t, tokenizer), ensure_ascii=False) for t in rows]
-        (target / f"{source}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        _write_lines(target / f"{source}.jsonl", rows, tokenizer)
     (target / "aggregated_results.jsonl").write_text(json.dumps(dict(metrics)) + "\n", encoding="utf-8")
     return target
+
+
+def dump_trajectories(folder: Path, step: int, trajectories: Sequence[Trajectory], tokenizer: Any) -> Path:
+    """`dumped_data/global_step_N_trajectories.jsonl`, one line per rollout of the training batch."""
+    target = folder / "dumped_data" / f"global_step_{step}_trajectories.jsonl"
+    _write_lines(target, trajectories, tokenizer)
+    return target
+
+
+def table_rows(step: int, trajectories: Sequence[Trajectory], tokenizer: Any) -> list[dict[str, Any]]:
+    """Rollouts as rows of a tracker's table: step, idx, reward, num_turns, trajectory (prompt and response as text)."""
+    return [
+        {
+            "step": step,
+            "idx": index,
+            "reward": t.total_reward,
+            "num_turns": t.num_turns,
+            "trajectory": tokenizer.decode(np.concatenate([t.prompt_token_ids, t.response_token_ids]).tolist()),
+        }
+        for index, t in enumerate(trajectories)
+    ]
 
 
 def dump_batch(folder: Path, step: int, batch: TrajectoryBatch) -> Path:
@@ -57,6 +76,14 @@ def example(trajectory: Trajectory, tokenizer: Any) -> str:
     return f"example: {prompt!r}\n      -> {response!r}\n  reward {row['score']:g}, ended by {row['stop_reason']}"
 
 
+def _write_lines(path: Path, trajectories: Sequence[Trajectory], tokenizer: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for t in trajectories:
+            # a column that JSON does not know, such as a date, is written as text
+            file.write(json.dumps(_row(t, tokenizer), ensure_ascii=False, default=str) + "\n")
+
+
 def _row(t: Trajectory, tokenizer: Any) -> dict[str, Any]:
     return {
         "input_prompt": tokenizer.decode(t.prompt_token_ids.tolist()),
@@ -64,6 +91,7 @@ def _row(t: Trajectory, tokenizer: Any) -> dict[str, Any]:
         "score": t.total_reward,
         "stop_reason": t.stop_reason,
         "env_class": t.env_class,
+        "env_extras": t.env_extras,
         "data_source": t.data_source,
         "uid": t.id.uid,
         "repetition": t.id.repetition,

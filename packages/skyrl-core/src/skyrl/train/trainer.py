@@ -76,6 +76,7 @@ class RayPPOTrainer:
         self.kl_coefficient = cfg.trainer.algorithm.kl_loss_coef  # of the KL penalty on the reward
         self.publish_metrics: dict[str, float] = {}  # of the last publish
         self.shaping_metrics: dict[str, float] = {}  # of this step: what was done to its rewards and masks
+        self.timers = metrics.StepTimers()  # of this step
         # One thread for all policy work: the event loop stays free for heartbeats while torch computes.
         self._policy_thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
 
@@ -93,12 +94,15 @@ class RayPPOTrainer:
         return self.result
 
     async def train_step(self, step: int) -> None:
-        timers, started, self.shaping_metrics = metrics.StepTimers(), time.perf_counter(), {}
+        timers = self.timers = metrics.StepTimers()
+        started, self.shaping_metrics = time.perf_counter(), {}
         with timers.phase("step"):
             with timers.phase("generate"):
                 trajectories = await self.collect_batch(step)
+            with timers.phase("convert_to_training_input"):
+                batch = TrajectoryBatch.from_trajectories(trajectories)
             with timers.phase("postprocess_generator_output"):
-                batch = self.shape(TrajectoryBatch.from_trajectories(trajectories))
+                batch = self.shape(batch)
             with timers.phase("fwd_logprobs_values_reward"):
                 batch = await self.score(batch)
             if self.cfg.trainer.algorithm.use_kl_in_reward:
@@ -200,15 +204,19 @@ class RayPPOTrainer:
         if self.eval_dataset is None:
             return {}
         n = self.cfg.generator.eval_n_samples_per_prompt
-        trajectories = await self.generator.generate(
-            self.eval_dataset.tasks(),
-            n_samples=n,
-            sampling=self.generator.eval_sampling,
-            step=step,
-            phase="eval",
-            on_progress=lambda done, total: self.progress.waiting_for(f"evaluation {done}/{total}"),
-        )
+        with self.timers.phase("eval_generate"):
+            trajectories = await self.generator.generate(
+                self.eval_dataset.tasks(),
+                n_samples=n,
+                sampling=self.generator.eval_sampling,
+                step=step,
+                phase="eval",
+                on_progress=lambda done, total: self.progress.waiting_for(f"evaluation {done}/{total}"),
+            )
         row = evaluation.evaluation_metrics(trajectories, n)
+        about = generation_metrics(trajectories) | self.generator.metrics("eval")
+        row |= {f"eval/all/{name}": value for name, value in about.items()}
+        self.track_rollouts("eval", step, trajectories, self.cfg.trainer.num_logger_eval_samples)
         if self.cfg.trainer.dump_eval_results:
             self.result.files["evaluation rollouts"] = dumps.dump_evaluation(
                 self.export_folder, step, trajectories, row, self.tokenizer
@@ -312,6 +320,7 @@ class RayPPOTrainer:
             **metrics.batch_metrics(batch),
             **self.shaping_metrics,
             **generation_metrics(trajectories),
+            **self.generator.metrics("train"),
             **logprob_gap_metrics(batch),
             **self.publish_metrics,
             **self.rollouts.metrics(),
@@ -334,11 +343,19 @@ class RayPPOTrainer:
         self.progress.step_done(step, reward=row["reward/avg_raw_reward"], seconds=seconds)
 
     def show_and_dump(self, step: int, trajectories: Sequence[Trajectory], batch: TrajectoryBatch) -> None:
-        """One example as text and the batch as a file, where the config asks for them."""
+        """One example as text, rollouts as a table and the batch as files, where the config asks for them."""
         if due(step, self.cfg.trainer.print_example_interval, last=False):
             self.progress.note(dumps.example(trajectories[0], self.tokenizer))
+        self.track_rollouts("train", step, trajectories, self.cfg.trainer.num_logger_train_samples)
         if self.cfg.trainer.dump_data_batch:
+            dumps.dump_trajectories(self.export_folder, step, trajectories, self.tokenizer)
             self.result.files["training batches"] = dumps.dump_batch(self.export_folder, step, batch).parent
+
+    def track_rollouts(self, phase: str, step: int, trajectories: Sequence[Trajectory], most: int) -> None:
+        """The first `most` rollouts as the trackers' table `trajectories/<phase>`; none where `most` is 0 or less."""
+        if most > 0:
+            rows = dumps.table_rows(step, trajectories[:most], self.tokenizer)
+            self.trackers.table(f"trajectories/{phase}", rows, step)
 
     async def on_policy_thread(self, work: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Runs blocking policy work off the event loop."""

@@ -132,6 +132,31 @@ IDLE = (
         "the tokenizer's own template is used (no generator.chat_template.name_or_path)",
     ),
     Idle(
+        ("trainer.num_logger_eval_samples",),
+        lambda cfg: cfg.trainer.eval_interval <= 0 and not cfg.trainer.eval_before_train,
+        "nothing is evaluated (trainer.eval_interval, trainer.eval_before_train)",
+    ),
+    Idle(
+        ("trainer.num_logger_*_samples",),
+        lambda cfg: set(cfg.trainer.logger) <= {"console"},
+        "trainer.logger=console prints an example itself (trainer.print_example_interval)",
+    ),
+    Idle(
+        ("trainer.tags",),
+        lambda cfg: set(cfg.trainer.logger) <= {"console", "jsonl"},
+        "no tracker of trainer.logger has tags",
+    ),
+    Idle(
+        ("environment.env_class",),
+        lambda cfg: cfg.environment.reward is not None,
+        "environment.reward scores every row",
+    ),
+    Idle(
+        ("generator.append_eos_token_after_stop_str_in_multi_turn",),
+        lambda cfg: not cfg.generator.use_conversation_multi_turn,
+        "an observation continues the turn (generator.use_conversation_multi_turn=false)",
+    ),
+    Idle(
         ("trainer.max_ckpts_to_keep",),
         lambda cfg: cfg.trainer.ckpt_interval <= 0,
         "no checkpoint is written (trainer.ckpt_interval)",

@@ -28,8 +28,6 @@ UNUSED = {
     "trainer.algorithm.value_head_prefix": "only a critic reads it",
     "trainer.algorithm.tis_imp_ratio_cap": "it is read with trainer.algorithm.use_tis=true only",
     "trainer.fully_async.*": "rollouts and updates take turns",
-    "trainer.tags": "no tracker here has tags",
-    "trainer.num_logger_*_samples": "trackers get numbers, no tables of trajectories",
     "generator.merge_stepwise_output": "step-wise trajectories are off",
     "generator.inference_engine.fully_sharded_loras": "LoRA is off",
 }  # fmt: skip

@@ -104,6 +104,8 @@ class TrainerConfig(ConfigPart):
     dump_eval_results: bool = key(True, "Write evaluation rollouts as JSONL into export_path.")
     dump_data_batch: bool = key(False, "Write every training batch as .npz into export_path.")
     print_example_interval: int = key(1, "Steps between printed example rollouts; 0 or less: never.")
+    num_logger_train_samples: int = key(-1, "Training rollouts per step that trackers get as a table; 0 or less: none.")
+    num_logger_eval_samples: int = key(-1, "Rollouts per evaluation that trackers get as a table; 0 or less: none.")
     hf_save_interval: int = key(-1, "Steps between Hugging Face exports, the last step included; 0 or less: never.")
     log_path: str | None = key(
         None,
@@ -121,6 +123,7 @@ class TrainerConfig(ConfigPart):
         theirs="wandb",
         reason="the default run needs no account",
     )
+    tags: Texts | None = key(None, "Labels of the run in TensorBoard, wandb and MLflow.")
 
     enable_ray_gpu_monitor: bool = key(True, "Figures of the GPUs from Ray; not collected here.")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -130,7 +131,7 @@ class BasePPOExp:
         async with AsyncExitStack() as stack:
             stack.callback(end_all)  # entered first: it ends what an interrupted start left behind
             trackers = self.get_trackers()
-            stack.callback(trackers.close)
+            stack.push(lambda _type, error, _traceback: trackers.close(told(error)))
             progress = stack.enter_context(Progress(total_steps, enabled=self.cfg.trainer.progress))
             rollouts, policy, reference = await self._open(stack, total_steps, progress.waiting_for)
             trainer = self.get_trainer(
@@ -194,6 +195,11 @@ class BasePPOExp:
         if plan is not None:
             workers = place.policy_num_nodes * place.policy_num_gpus_per_node
             log.info(cores.pin_trainer(plan, in_process=workers == 1))
+
+
+def told(error: BaseException | None) -> str | None:
+    """What ended the run, with its traceback, as trackers get it; None after success."""
+    return None if error is None else "".join(traceback.format_exception(error))
 
 
 async def _close(group: Any) -> None:

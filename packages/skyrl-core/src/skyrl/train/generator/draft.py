@@ -99,6 +99,7 @@ class TrajectoryDraft:
             stop_reason=self.stop_reason,
             num_turns=len(self.turn_num_tokens),
             env_class=task.env_class,
+            env_extras=task.env_extras,
             data_source=str(task.env_extras.get("data_source") or ""),
             turn_num_tokens=tuple(self.turn_num_tokens),
             seconds=dict(self.seconds),

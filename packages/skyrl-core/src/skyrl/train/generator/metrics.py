@@ -17,7 +17,8 @@ TIMES = ("completion", "llm", "env", "other")
 def generation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """`generate/*` and `environment/*` over at least one trajectory.
 
-    num_tokens counts response tokens, assistant_tokens those that the policy sampled; trajectory_time_* are seconds.
+    num_tokens counts response tokens, assistant_tokens those that the policy sampled; trajectory_time_* are seconds, as
+    is group_completion_time_*, the time until all samples of a prompt had ended.
     invalid_logprobs counts sampled tokens whose logprob the server could not say.
     """
     lengths = np.array([len(t.response_token_ids) for t in trajectories], dtype=np.float64)
@@ -37,6 +38,7 @@ def generation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "generate/invalid_logprobs": float(sum(np.isnan(t.rollout_logprobs).sum() for t in trajectories)),
         **_versions(trajectories),
         **_times(trajectories),
+        **_group_times(trajectories),
         **_environments(trajectories),
     }
 
@@ -67,10 +69,24 @@ def _times(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             seconds = np.array([max(s["completion"] - s["llm"] - s["env"], 0.0) for s in times])
         else:
             seconds = np.array([s[name] for s in times])
-        out[f"generate/trajectory_time_{name}_mean"] = float(seconds.mean())
-        out[f"generate/trajectory_time_{name}_p90"] = float(np.percentile(seconds, 90))
-        out[f"generate/trajectory_time_{name}_max"] = float(seconds.max())
+        out |= _long_tail(f"generate/trajectory_time_{name}", seconds)
     return out
+
+
+def _group_times(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    slowest: dict[str, float] = defaultdict(float)
+    for t in trajectories:
+        if t.seconds:
+            slowest[t.id.uid] = max(slowest[t.id.uid], t.seconds["completion"])
+    return _long_tail("generate/group_completion_time", np.array(list(slowest.values()))) if slowest else {}
+
+
+def _long_tail(name: str, seconds: np.ndarray) -> dict[str, float]:
+    return {
+        f"{name}_mean": float(seconds.mean()),
+        f"{name}_p90": float(np.percentile(seconds, 90)),
+        f"{name}_max": float(seconds.max()),
+    }
 
 
 def _environments(trajectories: Sequence[Trajectory]) -> dict[str, float]:

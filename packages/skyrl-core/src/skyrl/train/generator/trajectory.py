@@ -48,6 +48,7 @@ class Trajectory:
     env_class: str = ""
     data_source: str = ""
     env_metrics: dict[str, Any] = field(default_factory=dict)
+    env_extras: dict[str, Any] = field(default_factory=dict)  # the row's other columns
     messages: list[dict[str, str]] = field(default_factory=list)  # the conversation as text, for dumps only
     turn_num_tokens: tuple[int, ...] = ()  # sampled tokens of each turn
     seconds: dict[str, float] = field(default_factory=dict)  # "completion", and of that "llm" and "env"
