@@ -1,4 +1,4 @@
-"""Metrics into Weights & Biases through its own client, which the user installs; WANDB_MODE=offline needs no account."""
+"""Metrics into Weights & Biases through the client that the user installs; WANDB_MODE=offline needs no account."""
 
 from __future__ import annotations
 
