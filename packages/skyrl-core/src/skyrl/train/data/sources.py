@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from skyrl.train.config.problems import listed
 from skyrl.train.data.files import READERS
@@ -29,7 +29,7 @@ WANTED = [CARD, *(f"*{suffix}" for suffix in READERS)]
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+$")
 DEFAULT_SPLIT = "train"
 HUB_TIMEOUT_S = 10
-UNREACHABLE = (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError)
+R = TypeVar("R")
 
 
 class Split(NamedTuple):
@@ -65,18 +65,27 @@ def _from_hub(name: str, wanted: Split, *, key: str) -> list[Path]:
         return _in_folder(Path(folder), wanted, where=where)
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         pass  # not cached: ask the hub
+    card = _asked(lambda: _download(name, [CARD]), name, key)
+    names = _asked(lambda: HfApi().list_repo_files(name, repo_type="dataset"), name, key)
+    chosen = choose(names, _card(card), wanted, where=where)
+    folder = _asked(lambda: _download(name, [CARD, *chosen]), name, key)
+    return [folder / one for one in chosen]
+
+
+def _download(name: str, patterns: list[str]) -> Path:
+    return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns, etag_timeout=HUB_TIMEOUT_S))
+
+
+def _asked(question: Callable[[], R], name: str, key: str) -> R:
+    """What the hub answers. Raises ValueError where it does not."""
     try:
-        names = HfApi().list_repo_files(name, repo_type="dataset")
-        card = snapshot_download(name, repo_type="dataset", allow_patterns=[CARD], etag_timeout=HUB_TIMEOUT_S)
-        chosen = choose(names, _card(Path(card)), wanted, where=where)
-        folder = snapshot_download(name, repo_type="dataset", allow_patterns=[CARD, *chosen])
-    except UNREACHABLE as error:
+        return question()
+    except Exception as error:  # also those of the HTTP library, which are neither its own nor OSError
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"{key}={name}: no such file or folder here, and the hub did not give a data set of that name ({reason}); "
             f"give a .parquet, .json or .jsonl file"
         ) from error
-    return [Path(folder) / one for one in chosen]
 
 
 def _in_folder(folder: Path, wanted: Split, *, where: str) -> list[Path]:

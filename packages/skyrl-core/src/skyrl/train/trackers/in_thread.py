@@ -1,4 +1,4 @@
-"""A tracker in a thread of its own: the training loop never waits for a network; what failed there is told next time."""
+"""A tracker in a thread of its own: the training loop never waits for a network, and hears of a failure next time."""
 
 from __future__ import annotations
 
