@@ -61,8 +61,8 @@ def _from_hub(name: str, wanted: Split, *, key: str) -> list[Path]:
     """From the cache if its snapshot is whole, else downloaded: the card and this split's files only."""
     where = f"{key}: data set {name}"
     try:
-        folder = snapshot_download(name, repo_type="dataset", allow_patterns=WANTED, local_files_only=True)
-        return _in_folder(Path(folder), wanted, where=where)
+        cached = snapshot_download(name, repo_type="dataset", allow_patterns=WANTED, local_files_only=True)
+        return _in_folder(Path(cached), wanted, where=where)
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         pass  # not cached: ask the hub
     card = _asked(lambda: _download(name, [CARD]), name, key)
