@@ -51,6 +51,22 @@ def build_rl_config(cfg: Any, *, device: Device | None = None, world_size: int |
     )
 
 
+def of_the_critic(cfg: Any) -> Any:
+    """The configuration with the critic's own sections where the policy's are: what is derived from it is the critic's.
+
+    ValueError where the critic's warm-up has two values.
+    """
+    trainer, critic = cfg.trainer, cfg.trainer.critic
+    ratio, steps = trainer.arctic_rl.lr_warmup_ratio, critic.optimizer_config.num_warmup_steps
+    if ratio is not None and steps:
+        raise ValueError(
+            f"trainer.arctic_rl.lr_warmup_ratio={ratio}, which holds for policy and critic, and "
+            f"trainer.critic.optimizer_config.num_warmup_steps={steps} are two names of one setting: set one of them"
+        )
+    own = {"policy": critic, "policy_mini_batch_size": trainer.critic_mini_batch_size}
+    return cfg.model_copy(update={"trainer": trainer.model_copy(update=own)})
+
+
 def resolve_device(name: str) -> Device:
     """`trainer.device`; auto is cuda where torch finds a GPU."""
     if name == "auto":

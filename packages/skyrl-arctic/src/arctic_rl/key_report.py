@@ -13,15 +13,22 @@ from arctic_rl.mapping import ENGINE, ENGINE_ARGUMENTS, SHARED_NAMES
 
 OWN = "trainer.arctic_rl."
 POLICY_FSDP = "trainer.policy.fsdp_config."
+TRAINED = ("policy", "critic")
 
 # Keys of the fsdp backend that DeepSpeed's own settings replace.
 UNUSED = {
     "trainer.strategy": "it names the fsdp backend's sharding; here trainer.arctic_rl.zero_stage does",
-    f"{POLICY_FSDP}cpu_offload": "use trainer.arctic_rl.offload_optimizer and offload_param",
-    f"{POLICY_FSDP}reshard_after_forward": "ZeRO stage 3 always frees gathered parameters",
-    f"{POLICY_FSDP}fsdp_size": "ZeRO shards over all workers",
-    f"{POLICY_FSDP}wrap_policy": "ZeRO shards parameter by parameter",
-    f"{POLICY_FSDP}mixed_precision.buffer_dtype": "buffers keep the dtype in which they were built",
+    **{
+        f"trainer.{role}.fsdp_config.{name}": why
+        for role in TRAINED
+        for name, why in {
+            "cpu_offload": "use trainer.arctic_rl.offload_optimizer and offload_param",
+            "reshard_after_forward": "ZeRO stage 3 always frees gathered parameters",
+            "fsdp_size": "ZeRO shards over all workers",
+            "wrap_policy": "ZeRO shards parameter by parameter",
+            "mixed_precision.buffer_dtype": "buffers keep the dtype in which they were built",
+        }.items()
+    },
     f"{OWN}cuda_ipc_weight_sync": "weights go through the rollout protocol: shared memory on one host, else gRPC",
     f"{OWN}low_memory_weight_sync": "weights are always streamed tensor by tensor",
     f"{OWN}drop_position_ids": "positions are always derived from the sequence lengths",
@@ -31,13 +38,19 @@ UNUSED = {
     f"{OWN}use_zorro": "each sample carries its own prompt; the gradients are the same",
     f"{OWN}use_arctic_inference": "the server is told at its own command line",
     f"{OWN}colocate": "policy and server do not take turns on a device: give each its own (CUDA_VISIBLE_DEVICES)",
-    "trainer.policy.optimizer_config.offload_after_step": "optimizer state stays where offload_optimizer puts it",
+    **{
+        f"trainer.{role}.optimizer_config.offload_after_step": "optimizer state stays where offload_optimizer puts it"
+        for role in TRAINED
+    },
 }
 
 UNUSED_ON_CPU = {
     "trainer.bf16": "bfloat16 is emulated on CPU, ten times slower and less exact: weights and compute are float32",
-    f"{POLICY_FSDP}mixed_precision.param_dtype": "weights and compute are float32 on CPU",
-    f"{POLICY_FSDP}mixed_precision.reduce_dtype": "weights and compute are float32 on CPU",
+    **{
+        f"trainer.{role}.fsdp_config.mixed_precision.{name}": "weights and compute are float32 on CPU"
+        for role in TRAINED
+        for name in ("param_dtype", "reduce_dtype")
+    },
     f"{OWN}offload_optimizer": "optimizer state lies in host memory anyway",
     f"{OWN}offload_param": "parameters lie in host memory anyway",
 }

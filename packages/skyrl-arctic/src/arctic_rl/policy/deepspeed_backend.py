@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 from skyrl.train.algorithms.logprobs import token_logprobs
 from skyrl.train.policy.batch import TrajectoryBatch
-from skyrl.train.policy.contract import WorkerPlace
+from skyrl.train.policy.contract import Role, WorkerPlace
 from skyrl.train.policy.fsdp.checkpoint import unique_tensors
-from skyrl.train.policy.fsdp.model import load, master_dtype
+from skyrl.train.policy.fsdp.model import load_for, master_dtype
 from skyrl.train.policy.fsdp.optimizer import build_optimizer
-from skyrl.train.policy.fsdp.rows import HeadSelection, to_rows
+from skyrl.train.policy.fsdp.rows import HeadSelection, to_rows, token_values
+from skyrl.train.policy.value_model import ValueModel
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -29,16 +30,21 @@ GIB = 2**30
 class DeepSpeedBackend:
     """See `policy.contract.PolicyBackend`."""
 
-    def __init__(self, cfg: Any, settings: ArcticRLClientConfig, place: WorkerPlace, *, total_steps: int) -> None:
+    def __init__(
+        self, cfg: Any, settings: ArcticRLClientConfig, place: WorkerPlace, role: Role, *, total_steps: int
+    ) -> None:
         self.place, self._seed = place, cfg.trainer.seed
         self._stage = settings.ds_config["zero_optimization"]["stage"]
-        self._max_grad_norm = cfg.trainer.policy.optimizer_config.max_grad_norm
+        own = getattr(cfg.trainer, role).optimizer_config
+        self._max_grad_norm = own.max_grad_norm
         self._block = block_of_positions(settings.ds_worker_config, cfg.trainer.logprobs_chunk_size)
-        self.model = build_model(cfg, settings)
-        optimizer_config = cfg.trainer.policy.optimizer_config.model_copy(
+        self.model = build_model(cfg, settings, role)
+        optimizer_config = own.model_copy(
             update={"num_warmup_steps": warmup_steps(settings.training_config, total_steps)}
         )
-        optimizer, schedule = build_optimizer(self.model.parameters(), optimizer_config, total_steps=total_steps)
+        optimizer, schedule = build_optimizer(
+            self.model.parameters(), optimizer_config, total_steps=total_steps, role=role
+        )
         self.engine = ds.start(self.model, optimizer, schedule, settings.ds_config)
         self._head = HeadSelection(self.model.get_output_embeddings())
 
@@ -56,6 +62,11 @@ class DeepSpeedBackend:
                 with_entropy=with_entropy,
                 block=self._block(logits_TV.shape[-1]),
             )
+
+    def token_values(self, micro: TrajectoryBatch, *, grad: bool) -> torch.Tensor:
+        self.engine.train(grad)
+        with torch.set_grad_enabled(grad):
+            return token_values(self._head.logits(self.engine, to_rows(micro)))
 
     def backward(self, loss: torch.Tensor) -> None:
         if self._stage == 0:
@@ -150,12 +161,12 @@ class DeepSpeedBackend:
         torch.cuda.empty_cache()
 
 
-def build_model(cfg: Any, settings: ArcticRLClientConfig) -> PreTrainedModel:
-    """The policy's model in its master dtype; at stage 3 each rank holds its share from the start."""
+def build_model(cfg: Any, settings: ArcticRLClientConfig, role: Role) -> PreTrainedModel | ValueModel:
+    """The role's model in its master dtype; at stage 3 each rank holds its share from the start."""
     worker = settings.ds_worker_config
     with ds.zero_init(settings.ds_config):
-        overrides = worker["model_config_kwargs"]
-        model = load(worker["model_path"], dtype=master_dtype(overrides), overrides=overrides)
+        part = getattr(cfg.trainer, role)
+        model = load_for(cfg, role, part, dtype=master_dtype(part.model_config_kwargs))
     if worker["attn_implementation"] is not None:
         model.set_attn_implementation(worker["attn_implementation"])
     if worker["enable_gradient_checkpointing"]:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from skyrl.train.policy.contract import PolicyBackend, Role, WorkerPlace
 
-from arctic_rl.client_config import build_rl_config
+from arctic_rl.client_config import Device, build_rl_config, of_the_critic
 
 # Where the frozen reference comes from: nothing of it is DeepSpeed's, the core shards it.
 REFERENCE = "skyrl.train.policy.fsdp.backend"
 
 
 def build(cfg: Any, place: WorkerPlace, role: Role, *, total_steps: int) -> PolicyBackend:
-    """This rank's model: the policy on DeepSpeed, the reference as the core builds it.
+    """This rank's model: policy and critic on DeepSpeed, the reference as the core builds it.
 
     `total_steps` counts the optimizer steps of the run, for the schedule.
     """
@@ -27,15 +27,15 @@ def build(cfg: Any, place: WorkerPlace, role: Role, *, total_steps: int) -> Poli
         reference: PolicyBackend = importlib.import_module(REFERENCE).build(cfg, place, role, total_steps=total_steps)
         return reference
     prepare_process(place)
-    settings = build_rl_config(
-        cfg, device="cuda" if place.device.type == "cuda" else "cpu", world_size=place.world_size
-    )
+    device: Device = "cuda" if place.device.type == "cuda" else "cpu"
+    own = of_the_critic(cfg) if role == "critic" else cfg
+    settings = build_rl_config(own, device=device, world_size=place.world_size)
     if (seed := settings.ds_worker_config["determinism_seed"]) is not None:
         torch.manual_seed(seed + place.rank)
         torch.use_deterministic_algorithms(True)
     backend = importlib.import_module("arctic_rl.policy.deepspeed_backend")
-    policy: PolicyBackend = backend.DeepSpeedBackend(cfg, settings, place, total_steps=total_steps)
-    return policy
+    trained: PolicyBackend = backend.DeepSpeedBackend(cfg, settings, place, role, total_steps=total_steps)
+    return trained
 
 
 def prepare_process(place: WorkerPlace) -> None:

@@ -51,6 +51,7 @@ class RayPPOTrainer:
         *,
         policy: Any,
         reference: Any | None,
+        critic: Any | None = None,
         rollouts: Any,
         generator: Any,
         tokenizer: Any,
@@ -60,7 +61,7 @@ class RayPPOTrainer:
         progress: Progress,
     ) -> None:
         self.cfg, self.tokenizer = cfg, tokenizer
-        self.policy, self.reference = policy, reference
+        self.policy, self.reference, self.critic = policy, reference, critic
         self.rollouts, self.generator = rollouts, generator
         self.train_loader, self.eval_dataset = train_loader, eval_dataset
         self.trackers, self.progress = trackers, progress
@@ -154,8 +155,12 @@ class RayPPOTrainer:
         return batch
 
     async def score(self, batch: TrajectoryBatch) -> TrajectoryBatch:
-        """Old logprobs of the current policy, if any part of the update looks at them, and with a KL term the
-        reference's."""
+        """The critic's values, if there is one; old logprobs of the current policy, if any part of the update looks at
+        them, and with a KL term the reference's."""
+        if self.critic is not None:
+            self.progress.waiting_for("values of the critic")
+            values = await self.on_policy_thread(self.critic.values, batch)
+            batch = batch.with_tensors(values_T=require_numbers(values, batch, of="critic"))
         if not needs_old_logprobs(self.cfg.trainer.algorithm):
             pass
         elif self.cfg.trainer.algorithm.old_logprobs == "rollout":
@@ -184,14 +189,19 @@ class RayPPOTrainer:
         return advantages.estimate(batch, self.cfg.trainer.algorithm)
 
     async def update(self, batch: TrajectoryBatch) -> dict[str, float]:
-        """One optimizer step per mini-batch of prompts, `update_epochs_per_batch` times over the batch."""
+        """One optimizer step per mini-batch of prompts, `update_epochs_per_batch` times over the batch; first of the
+        critic, then of the policy."""
         self.rollouts.server_alive_or_raise()  # before work whose weights nobody could take
-        self.progress.waiting_for("the policy update")
-        rows = []
-        for _ in range(self.cfg.trainer.update_epochs_per_batch):
-            for minibatch in minibatches(batch, self.cfg.trainer.policy_mini_batch_size):
-                rows.append(await self.on_policy_thread(self.policy.update, minibatch, self.loss))
-        return metrics.mean_over_minibatches(rows)
+        trainer, out = self.cfg.trainer, dict[str, float]()
+        parts = (("critic", self.critic, trainer.critic_mini_batch_size),) if self.critic is not None else ()
+        for name, group, size in (*parts, ("policy", self.policy, trainer.policy_mini_batch_size)):
+            self.progress.waiting_for(f"the {name} update")
+            rows = []
+            for _ in range(trainer.update_epochs_per_batch):
+                for minibatch in minibatches(batch, size):
+                    rows.append(await self.on_policy_thread(group.update, minibatch, self.loss))
+            out |= metrics.mean_over_minibatches(rows)
+        return out
 
     async def publish(self, *, step: int) -> None:
         """The server's weights become the policy's; returns once every replica serves them."""
@@ -268,8 +278,9 @@ class RayPPOTrainer:
         if changed:
             self.progress.note("changed since: " + ", ".join(f"{key}: {how}" for key, how in changed.items()))
         self.train_loader.load_state_dict(state["train_loader"])
-        for note in await self.on_policy_thread(self.policy.load, folder / "policy"):
-            self.progress.note(note)
+        for name, group in self.trained().items():
+            for note in await self.on_policy_thread(group.load, folder / name):
+                self.progress.note(note)
         self.result.rows = [StepRow(**row) for row in state["rows"]]
         self.kl_coefficient = state.get("kl_coefficient", self.kl_coefficient)
         self.result.last_step = state["global_step"]
@@ -286,22 +297,32 @@ class RayPPOTrainer:
         path = await self.on_policy_thread(
             self.store.save,
             step,
-            write=lambda folder: self.policy.save(folder / "policy"),
+            write=self._save,
             state=state,
             config_yaml=self.cfg.to_yaml(),
         )
         self.result.files["checkpoint"] = path
 
-    async def export(self, step: int) -> None:
-        """A Hugging Face folder, complete before it gets its name."""
-        self.progress.waiting_for(f"the export of step {step}")
-        final = self.export_folder / f"global_step_{step}" / "policy"
-        await self.on_policy_thread(self._export, final)
-        self.result.files["Hugging Face export"] = final
+    def _save(self, folder: Path) -> None:
+        for name, group in self.trained().items():
+            group.save(folder / name)
 
-    def _export(self, final: Path) -> None:
+    def trained(self) -> dict[str, Any]:
+        """What is updated, saved and exported, by the name of its folder."""
+        return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
+
+    async def export(self, step: int) -> None:
+        """A Hugging Face folder of the policy, and one of the critic, each complete before it gets its name."""
+        self.progress.waiting_for(f"the export of step {step}")
+        for name, group in self.trained().items():
+            final = self.export_folder / f"global_step_{step}" / name
+            await self.on_policy_thread(self._export, group, final)
+            of = "" if name == "policy" else f" of the {name}"
+            self.result.files[f"Hugging Face export{of}"] = final
+
+    def _export(self, group: Any, final: Path) -> None:
         def write(folder: Path) -> None:
-            self.policy.save_hf(folder)
+            group.save_hf(folder)
             self.tokenizer.save_pretrained(folder)
 
         checkpoints.replace_folder(final, write)
@@ -370,17 +391,19 @@ def training_steps(cfg: Any, steps_per_epoch: int) -> int:
     return all_epochs if limit is None else min(limit, all_epochs)
 
 
-def require_numbers(logprobs_T: torch.Tensor, batch: TrajectoryBatch) -> torch.Tensor:
-    """[T]: the policy's logprobs as they are. RunFailed where its weights give none: no later step would mend them."""
+def require_numbers(values_T: torch.Tensor, batch: TrajectoryBatch, *, of: str = "policy") -> torch.Tensor:
+    """[T]: the policy's logprobs, or the critic's values, as they are. RunFailed where its weights give none: no later
+    step would mend them."""
     trained_T = batch.loss_mask_T > 0
-    broken = int((trained_T & logprobs_T.isnan()).sum())
+    broken = int((trained_T & values_T.isnan()).sum())
     if broken:
+        said = "values" if of == "critic" else "logprobs"
         raise RunFailed(
-            f"the policy's logprobs of {broken} of {int(trained_T.sum())} sampled tokens are not numbers: its weights "
-            f"are broken, by the last update or from the start; lower trainer.policy.optimizer_config.lr and start "
+            f"the {of}'s {said} of {broken} of {int(trained_T.sum())} sampled tokens are not numbers: its weights "
+            f"are broken, by the last update or from the start; lower trainer.{of}.optimizer_config.lr and start "
             f"from an export before that"
         )
-    return logprobs_T
+    return values_T
 
 
 def rollout_logprobs(batch: TrajectoryBatch) -> torch.Tensor:

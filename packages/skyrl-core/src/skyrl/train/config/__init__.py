@@ -13,6 +13,9 @@ from skyrl.train.config.inference_engine import InferenceEngineConfig
 from skyrl.train.config.make_config import combine_parts, make_config
 from skyrl.train.config.part import ConfigPart, key, section
 from skyrl.train.config.policy import (
+    CriticConfig,
+    CriticModelConfig,
+    CriticOptimizerConfig,
     FSDPConfig,
     MixedPrecisionConfig,
     ModelConfig,
@@ -28,6 +31,9 @@ __all__ = [
     "AlgorithmConfig",
     "ChatTemplateConfig",
     "ConfigPart",
+    "CriticConfig",
+    "CriticModelConfig",
+    "CriticOptimizerConfig",
     "DataConfig",
     "DataLoaderConfig",
     "EnvironmentConfig",

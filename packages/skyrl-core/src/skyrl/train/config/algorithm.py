@@ -113,6 +113,12 @@ class AlgorithmConfig(ConfigPart):
 
     gamma: float = key(1.0, "Discount per sampled token, of the estimators that look at single tokens.", ge=0, le=1)
     lambd: float = key(1.0, "Lambda of generalised advantage estimation.", ge=0, le=1)
+    value_clip: float | None = key(
+        0.2, "A critic's value moves by no more than this before its error counts in full; null: no bound.", ge=0
+    )
+    value_head_prefix: str = key(
+        "value_head", "Name of the critic's head: its checkpoint has NAME.weight, or a new head is drawn.", min_length=1
+    )
     grpo_norm_by_std: bool = key(True, "Divide a group's advantages by the standard deviation of its rewards.")
     advantage_batch_normalize: bool = key(False, "Whiten advantages over the batch.")
 

@@ -42,10 +42,10 @@ def reductions_and_estimators(cfg: Any) -> Iterator[str]:
     algorithm = cfg.trainer.algorithm
     if algorithm.loss_reduction == "seq_mean_token_sum_norm" and algorithm.max_seq_len is None:
         yield f"{A}.loss_reduction=seq_mean_token_sum_norm divides by {A}.max_seq_len: set it"
-    if algorithm.advantage_estimator == "gae":
+    if algorithm.advantage_estimator == "gae" and cfg.trainer.critic.model.path is None:
         yield (
-            f"{A}.advantage_estimator=gae needs the values of a critic, which this version does not train: take one "
-            f"that needs none, such as grpo, rloo or reinforce++"
+            f"{A}.advantage_estimator=gae needs the values of a critic: set trainer.critic.model.path, usually to "
+            f"trainer.policy.model.path, or take an estimator that needs none, such as grpo, rloo or reinforce++"
         )
 
 

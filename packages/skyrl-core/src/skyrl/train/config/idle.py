@@ -8,6 +8,7 @@ from typing import Any
 
 from skyrl.train.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from skyrl.train.algorithms.anchors import needs_old_logprobs
+from skyrl.train.algorithms.critic import uses_critic
 from skyrl.train.algorithms.policy_losses import POLICY_LOSSES
 from skyrl.train.algorithms.reductions import MICRO_BATCHED
 
@@ -39,7 +40,22 @@ def other_correction(switch: str, value: str) -> Callable[[Any], bool]:
     return lambda cfg: getattr(cfg.trainer.algorithm.off_policy_correction, switch) != value
 
 
+CRITIC = (
+    "trainer.critic.*", "trainer.critic_mini_batch_size", "trainer.placement.critic_*", f"{A}.value_clip",
+    f"{A}.value_head_prefix",
+)  # fmt: skip
+
 ALGORITHM_IDLE = (
+    Idle(
+        CRITIC,
+        lambda cfg: cfg.trainer.critic.model.path is None,
+        "there is no critic (trainer.critic.model.path)",
+    ),
+    Idle(
+        CRITIC,
+        lambda cfg: not uses_critic(cfg.trainer),
+        f"{A}.advantage_estimator looks at no values: no critic is started",
+    ),
     Idle(
         ("trainer.ref.*", "trainer.placement.ref_*", "trainer.placement.colocate_policy_ref", f"{A}.kl_loss_coef",
          f"{A}.kl_estimator_type"),

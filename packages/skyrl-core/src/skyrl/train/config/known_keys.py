@@ -21,11 +21,6 @@ NOT_THE_DEFAULT = "known key, not honoured by this version: leave it out or set 
 # Keys that cannot change this run, by pattern, and why.
 UNUSED = {
     "trainer.*.model.lora.*": "LoRA is off",
-    "trainer.critic.*": "the algorithm has no critic",
-    "trainer.critic_mini_batch_size": "the algorithm has no critic",
-    "trainer.placement.critic_*": "the algorithm has no critic",
-    "trainer.algorithm.value_clip": "only a critic reads it",
-    "trainer.algorithm.value_head_prefix": "only a critic reads it",
     "trainer.algorithm.tis_imp_ratio_cap": "it is read with trainer.algorithm.use_tis=true only",
     "trainer.fully_async.*": "rollouts and updates take turns",
     "generator.merge_stepwise_output": "step-wise trajectories are off",
@@ -34,15 +29,12 @@ UNUSED = {
 
 # Switches that turn something on: only their public default passes, whatever UNUSED says.
 SWITCHES = (
-    "trainer.*.model.lora.rank", "trainer.critic.model.path", "trainer.fully_async.enabled",
+    "trainer.*.model.lora.rank", "trainer.fully_async.enabled",
     "generator.inference_engine.fully_sharded_loras",
 )  # fmt: skip
 
 # What to do instead, where there is more to say than that the key is not honoured.
-INSTEAD = {
-    "trainer.critic.model.path": "critics are not honoured by this version; take an estimator without one, such as "
-    "trainer.algorithm.advantage_estimator=grpo",
-}
+INSTEAD: dict[str, str] = {}
 
 # Keys that users of other versions still write: what to write instead.
 RENAMED = {

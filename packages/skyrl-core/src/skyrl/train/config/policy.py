@@ -1,4 +1,4 @@
-"""The trained model, its optimizer and its sharding (`trainer.policy.*`), and the reference (`trainer.ref.*`)."""
+"""The trained model, its optimizer and its sharding (`trainer.policy.*`), the critic and the reference."""
 
 from __future__ import annotations
 
@@ -30,8 +30,17 @@ class RefModelConfig(ConfigPart):
     fake_int4_qat: FakeInt4QatConfig = section(FakeInt4QatConfig)
 
 
+class CriticModelConfig(ConfigPart):
+    """`trainer.critic.model.*`."""
+
+    path: str | None = key(
+        None,
+        "The model whose trunk the critic starts from, with or without a value head; unset: there is no critic.",
+    )
+
+
 class OptimizerConfig(ConfigPart):
-    """AdamW and its schedule (`trainer.policy.optimizer_config.*`)."""
+    """AdamW and its schedule (`trainer.policy.optimizer_config.*`, `trainer.critic.optimizer_config.*`)."""
 
     lr: float = key(1e-6, "Peak learning rate.", ge=0)
     adam_betas: FloatPair = Field((0.9, 0.999), description="Decay of the two moments.")
@@ -43,6 +52,12 @@ class OptimizerConfig(ConfigPart):
     )
     num_warmup_steps: int = key(0, "Optimizer steps (mini-batches) of linear warm-up.", ge=0)
     scheduler: str = key("constant_with_warmup", "Name of a transformers schedule.")
+
+
+class CriticOptimizerConfig(OptimizerConfig):
+    """`trainer.critic.optimizer_config.*`."""
+
+    lr: float = key(5e-6, "Peak learning rate.", ge=0)
 
 
 class MixedPrecisionConfig(ConfigPart):
@@ -83,6 +98,15 @@ class PolicyConfig(ConfigPart):
     record_memory: bool = key(False, "Snapshots of the allocator; none are taken here.")
     torch_profiler_config: TorchProfilerConfig = section(TorchProfilerConfig)
     inference_only_init: bool = key(False, "Build a policy that cannot be trained; only false is possible here.")
+
+
+class CriticConfig(ConfigPart):
+    """`trainer.critic.*`: the model that says what each token leads one to expect."""
+
+    model: CriticModelConfig = section(CriticModelConfig)
+    optimizer_config: CriticOptimizerConfig = section(CriticOptimizerConfig)
+    fsdp_config: FSDPConfig = section(FSDPConfig)
+    model_config_kwargs: dict[str, Any] = key({}, "Overrides of the model's own configuration.")
 
 
 class RefConfig(ConfigPart):

@@ -8,7 +8,7 @@ from typing import Literal
 from skyrl.train.config.algorithm import AlgorithmConfig
 from skyrl.train.config.megatron import MtpConfig
 from skyrl.train.config.part import ConfigPart, Texts, key, section
-from skyrl.train.config.policy import PolicyConfig, RefConfig
+from skyrl.train.config.policy import CriticConfig, PolicyConfig, RefConfig
 
 
 class PlacementConfig(ConfigPart):
@@ -18,6 +18,8 @@ class PlacementConfig(ConfigPart):
     colocate_policy_ref: bool = key(True, "Policy and reference share the devices.")
     policy_num_nodes: int = key(1, "Machines of the policy.", ge=1)
     policy_num_gpus_per_node: int = key(1, "Policy workers per machine.", ge=1)
+    critic_num_nodes: int = key(1, "Machines of the critic.", ge=1)
+    critic_num_gpus_per_node: int = key(1, "Critic workers per machine.", ge=1)
     ref_num_nodes: int = key(1, "Machines of the reference.", ge=1)
     ref_num_gpus_per_node: int = key(1, "Reference workers per machine.", ge=1)
 
@@ -38,6 +40,7 @@ class TrainerConfig(ConfigPart):
 
     placement: PlacementConfig = section(PlacementConfig)
     policy: PolicyConfig = section(PolicyConfig)
+    critic: CriticConfig = section(CriticConfig)
     ref: RefConfig = section(RefConfig)
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
 
@@ -45,6 +48,7 @@ class TrainerConfig(ConfigPart):
     max_training_steps: int | None = key(None, "Stop after this many steps.", gt=0)
     train_batch_size: int = key(1024, "Prompts per step.", ge=1)
     policy_mini_batch_size: int = key(256, "Prompts per optimizer step.", ge=1)
+    critic_mini_batch_size: int = key(256, "Prompts per optimizer step of the critic.", ge=1)
     update_epochs_per_batch: int = key(1, "Passes over each batch.", ge=1)
     micro_train_batch_size_per_gpu: int = key(1, "Sequences per backward pass of one worker.", ge=1)
     micro_forward_batch_size_per_gpu: int = key(1, "Sequences per forward-only pass of one worker.", ge=1)

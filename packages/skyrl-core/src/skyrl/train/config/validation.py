@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.train import plugins
+from skyrl.train.algorithms.critic import uses_critic
 from skyrl.train.config import absent, algorithm_rules
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
@@ -45,25 +46,31 @@ def own_modules(cfg: Any) -> Iterator[str]:
 
 def batch_sizes(cfg: Any) -> Iterator[str]:
     """Whole mini-batches in a batch, and work for every worker in each mini-batch."""
+    for role in ("policy", "critic") if uses_critic(cfg.trainer) else ("policy",):
+        yield from _mini_batches(cfg, role)
+
+
+def _mini_batches(cfg: Any, role: str) -> Iterator[str]:
     trainer, samples = cfg.trainer, cfg.generator.n_samples_per_prompt
-    train, mini = trainer.train_batch_size, trainer.policy_mini_batch_size
+    train, mini = trainer.train_batch_size, getattr(trainer, f"{role}_mini_batch_size")
     if mini > train:
         yield (
-            f"trainer.policy_mini_batch_size={mini}: more prompts than trainer.train_batch_size={train}; "
+            f"trainer.{role}_mini_batch_size={mini}: more prompts than trainer.train_batch_size={train}; "
             f"a mini-batch is a part of the batch: set it to {train} or to a divisor of it"
         )
     elif train % mini:
         below = max(d for d in range(1, mini) if train % d == 0)
         yield (
-            f"trainer.train_batch_size={train} must be a multiple of trainer.policy_mini_batch_size={mini}: "
+            f"trainer.train_batch_size={train} must be a multiple of trainer.{role}_mini_batch_size={mini}: "
             f"set the mini-batch to {below}, or the batch to {train // mini * mini} or {(train // mini + 1) * mini}"
         )
-    workers = trainer.placement.policy_num_nodes * trainer.placement.policy_num_gpus_per_node
+    nodes, per_node = (getattr(trainer.placement, f"{role}_num_{of}") for of in ("nodes", "gpus_per_node"))
+    workers = nodes * per_node
     if mini * samples < workers:
         yield (
-            f"trainer.policy_mini_batch_size={mini} x generator.n_samples_per_prompt={samples} = {mini * samples} "
-            f"samples must give each of the {workers} policy workers (trainer.placement.policy_num_nodes x "
-            f"policy_num_gpus_per_node) at least one: raise the mini-batch to {math.ceil(workers / samples)}"
+            f"trainer.{role}_mini_batch_size={mini} x generator.n_samples_per_prompt={samples} = {mini * samples} "
+            f"samples must give each of the {workers} {role} workers (trainer.placement.{role}_num_nodes x "
+            f"{role}_num_gpus_per_node) at least one: raise the mini-batch to {math.ceil(workers / samples)}"
         )
 
 
@@ -117,7 +124,7 @@ def trackers(cfg: Any) -> Iterator[str]:
 
 
 def placement(cfg: Any) -> Iterator[str]:
-    """Workers of policy and reference."""
+    """Workers of policy, critic and reference."""
     trainer = cfg.trainer
     place = trainer.placement
     policy = (place.policy_num_nodes, place.policy_num_gpus_per_node)
@@ -132,6 +139,13 @@ def placement(cfg: Any) -> Iterator[str]:
         yield (
             f"trainer.placement.ref_num_nodes x ref_num_gpus_per_node = {ref[0]} x {ref[1]} must equal the policy's "
             f"{policy[0]} x {policy[1]} where they share devices (trainer.placement.colocate_policy_ref)"
+        )
+    critic = (place.critic_num_nodes, place.critic_num_gpus_per_node)
+    told = {"critic_num_nodes", "critic_num_gpus_per_node"} & place.model_fields_set
+    if uses_critic(trainer) and place.colocate_all and policy != critic and told:
+        yield (
+            f"trainer.placement.critic_num_nodes x critic_num_gpus_per_node = {critic[0]} x {critic[1]} must equal the "
+            f"policy's {policy[0]} x {policy[1]} where all share devices (trainer.placement.colocate_all)"
         )
 
 
@@ -260,6 +274,8 @@ def model_paths(cfg: Any) -> Iterator[str]:
     paths = {"trainer.policy.model.path": cfg.trainer.policy.model.path}
     if cfg.trainer.algorithm.needs_reference:
         paths["trainer.ref.model.path"] = cfg.trainer.ref.model.path
+    if uses_critic(cfg.trainer):
+        paths["trainer.critic.model.path"] = cfg.trainer.critic.model.path
     told = set()
     for key, path in paths.items():
         folder = Path(path).expanduser()

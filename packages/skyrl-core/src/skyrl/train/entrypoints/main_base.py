@@ -133,10 +133,11 @@ class BasePPOExp:
             trackers = self.get_trackers()
             stack.push(lambda _type, error, _traceback: trackers.close(told(error)))
             progress = stack.enter_context(Progress(total_steps, enabled=self.cfg.trainer.progress))
-            rollouts, policy, reference = await self._open(stack, total_steps, progress.waiting_for)
+            rollouts, policy, reference, critic = await self._open(stack, total_steps, progress.waiting_for)
             trainer = self.get_trainer(
                 policy=policy,
                 reference=reference,
+                critic=critic,
                 rollouts=rollouts,
                 generator=self.get_generator(tokenizer, rollouts.pool),
                 tokenizer=tokenizer,
@@ -149,15 +150,20 @@ class BasePPOExp:
 
     async def _open(
         self, stack: AsyncExitStack, total_steps: int, on_wait: Callable[[str], None]
-    ) -> tuple[Any, Any, Any | None]:
-        """(rollout service, policy, reference or None), built at the same time and closed with the stack."""
+    ) -> tuple[Any, Any, Any | None, Any | None]:
+        """(rollout service, policy, reference or None, critic or None), built at the same time, closed with the
+        stack."""
+        from skyrl.train.algorithms.critic import uses_critic
+        from skyrl.train.policy.contract import Role
+        from skyrl.train.policy.critic import CriticGroup
         from skyrl.train.policy.group import PolicyGroup
         from skyrl.train.rollouts.service import RolloutService
 
         cfg, trainer = self.cfg, self.cfg.trainer
         self._pin_cores()
-        updates = total_steps * -(-trainer.train_batch_size // trainer.policy_mini_batch_size)
-        updates *= trainer.update_epochs_per_batch
+
+        def updates(mini_batch_size: int) -> int:
+            return total_steps * -(-trainer.train_batch_size // mini_batch_size) * trainer.update_epochs_per_batch
 
         async def serve() -> Any:
             service = await RolloutService.open(cfg, self.get_model_folder(), on_wait=on_wait)
@@ -165,23 +171,27 @@ class BasePPOExp:
             on_wait("the policy")
             return service
 
-        async def train() -> tuple[Any, Any | None]:
-            policy = await asyncio.to_thread(PolicyGroup.create, cfg, self.plugin, "policy", total_steps=updates)
-            stack.push_async_callback(_close, policy)
-            if not trainer.algorithm.needs_reference:
-                return policy, None
-            reference = await asyncio.to_thread(PolicyGroup.create, cfg, self.plugin, "ref")
-            stack.push_async_callback(_close, reference)
-            return policy, reference
+        async def start(cls: type[PolicyGroup], role: Role, steps: int = 0) -> Any:
+            group = await asyncio.to_thread(cls.create, cfg, self.plugin, role, total_steps=steps)
+            stack.push_async_callback(_close, group)
+            return group
+
+        async def train() -> tuple[Any, Any | None, Any | None]:
+            policy = await start(PolicyGroup, "policy", updates(trainer.policy_mini_batch_size))
+            reference = await start(PolicyGroup, "ref") if trainer.algorithm.needs_reference else None
+            critic = None
+            if uses_critic(trainer):
+                critic = await start(CriticGroup, "critic", updates(trainer.critic_mini_batch_size))
+            return policy, reference, critic
 
         serving, training = asyncio.create_task(serve()), asyncio.create_task(train())
         try:
-            rollouts, (policy, reference) = await asyncio.gather(serving, training)
+            rollouts, (policy, reference, critic) = await asyncio.gather(serving, training)
         except BaseException:
             serving.cancel()
             training.cancel()
             raise
-        return rollouts, policy, reference
+        return rollouts, policy, reference, critic
 
     def _pin_cores(self) -> None:
         """Without GPUs, trainer and servers of this machine get cores of their own."""

@@ -23,6 +23,7 @@ NEEDED_FOR = {
     "old_logprobs_T": "the policy scores it before an update",
     "ref_logprobs_T": "a KL term needs the reference to score it before an update",
     "values_T": "trainer.algorithm.advantage_estimator=gae needs a critic to score it",
+    "returns_T": "estimate the advantages before an update",
     "advantages_T": "estimate the advantages before an update",
 }
 

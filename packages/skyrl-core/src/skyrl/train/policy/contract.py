@@ -15,7 +15,7 @@ import torch
 
 from skyrl.train.policy.batch import TrajectoryBatch
 
-Role = Literal["policy", "ref"]
+Role = Literal["policy", "critic", "ref"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,11 @@ class PolicyBackend(Protocol):
         (float64 for a float64 model), on the place's device, as `micro` is. Both carry a gradient iff `grad`."""
         ...
 
+    def token_values(self, micro: TrajectoryBatch, *, grad: bool) -> torch.Tensor:
+        """[T] of a critic: what its value head says where each response token is about to be sampled, in the precision
+        and on the device of `token_logprobs`, which a critic does not have."""
+        ...
+
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulates gradients; the backend averages over ranks, so `loss` is already multiplied by world_size."""
         ...
@@ -96,7 +101,8 @@ class PolicyBackend(Protocol):
         ...
 
     def save_hf(self, folder: Path) -> None:
-        """A folder that `AutoModelForCausalLM.from_pretrained` loads, without the tokenizer (collective)."""
+        """A folder that `AutoModelForCausalLM.from_pretrained` loads, without the tokenizer (collective). A critic's is
+        one that `trainer.critic.model.path` takes."""
         ...
 
     def offload(self) -> None:

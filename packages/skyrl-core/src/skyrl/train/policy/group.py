@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from skyrl_rollout.weights.manifest import TensorLayout
@@ -30,7 +30,7 @@ class PolicyGroup:
         self._layout: tuple[TensorLayout, ...] | None = None
 
     @classmethod
-    def create(cls, cfg: Any, plugin: BackendPlugin, role: Role, *, total_steps: int = 0) -> PolicyGroup:
+    def create(cls, cfg: Any, plugin: BackendPlugin, role: Role, *, total_steps: int = 0) -> Self:
         """Starts the role's workers: in this process when there is one, as Ray actors when there are more.
 
         `total_steps` counts the optimizer steps of the whole run, for the schedule.
@@ -52,13 +52,7 @@ class PolicyGroup:
 
     def logprobs(self, batch: TrajectoryBatch, *, temperature: float) -> torch.Tensor:
         """CPU [T]: log_softmax(logits / temperature) of every response token under the current weights."""
-        shards, num_micro = self._cut(batch, self._forward_limits)
-        results = self._workers.run("logprobs", [(_select(batch, shard), temperature, num_micro) for shard in shards])
-        index = torch.cat([batch.response_index(shard) for shard in shards])
-        values = torch.cat([r for r, shard in zip(results, shards, strict=True) if shard])
-        out = torch.empty(batch.loss_mask_T.numel(), dtype=values.dtype)
-        out[index] = values
-        return out
+        return self._per_token("logprobs", batch, temperature)
 
     def update(self, minibatch: TrajectoryBatch, spec: LossSpec) -> dict[str, float]:
         """One optimizer step on one mini-batch; its metrics, all of them over the whole mini-batch."""
@@ -133,18 +127,32 @@ class PolicyGroup:
 
     def _loss_arguments(self, minibatch: TrajectoryBatch, spec: LossSpec) -> tuple[list[tuple[Any, ...]], Normalisers]:
         """(what each rank's worker is called with, the mini-batch's counts)."""
+        prepared, normalisers = self._prepared(minibatch, spec)
+        shards, num_micro = self._cut(prepared, self._train_limits)
+        return [(_select(prepared, shard), spec, normalisers, num_micro) for shard in shards], normalisers
+
+    def _prepared(self, minibatch: TrajectoryBatch, spec: LossSpec) -> tuple[TrajectoryBatch, Normalisers]:
+        """The mini-batch with all that must be known of the whole of it, and its counts."""
         present_T = None
         if needs_present_logprobs(spec.algorithm):
             present_T = self.logprobs(minibatch, temperature=spec.temperature)
-        prepared, normalisers = prepare(
+        return prepare(
             minibatch,
             spec.algorithm,
             world_size=self.num_workers,
             micro_batch_size=self._train_limits.max_sequences,
             present_logprobs_T=present_T,
         )
-        shards, num_micro = self._cut(prepared, self._train_limits)
-        return [(_select(prepared, shard), spec, normalisers, num_micro) for shard in shards], normalisers
+
+    def _per_token(self, method: str, batch: TrajectoryBatch, *arguments: Any) -> torch.Tensor:
+        """CPU [T]: what the workers' `method` says of each response token."""
+        shards, num_micro = self._cut(batch, self._forward_limits)
+        results = self._workers.run(method, [(_select(batch, shard), *arguments, num_micro) for shard in shards])
+        index = torch.cat([batch.response_index(shard) for shard in shards])
+        values = torch.cat([r for r, shard in zip(results, shards, strict=True) if shard])
+        out = torch.empty(batch.loss_mask_T.numel(), dtype=values.dtype)
+        out[index] = values
+        return out
 
     def _cut(self, batch: TrajectoryBatch, limits: MicroLimits) -> tuple[list[list[int]], int]:
         shards = balance(batch.seq_lens_S, self.num_workers)

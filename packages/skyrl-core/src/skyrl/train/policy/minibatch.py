@@ -20,6 +20,17 @@ from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.contract import Normalisers
 
 
+def prepare_for_critic(
+    minibatch: TrajectoryBatch, algorithm: Any, *, world_size: int
+) -> tuple[TrajectoryBatch, Normalisers]:
+    """The mini-batch with `loss_weights_T`, and its counts. ValueError where it has no returns or no values yet."""
+    minibatch.require("returns_T")
+    minibatch.require("values_T")
+    num_tokens = float(minibatch.loss_mask_T.double().sum())
+    prepared = minibatch.with_tensors(loss_weights_T=sequence_mean(minibatch, algorithm))
+    return prepared, Normalisers(num_tokens, minibatch.num_sequences, world_size)
+
+
 def needs_present_logprobs(algorithm: Any) -> bool:
     """Whether `prepare` must be given the mini-batch's logprobs under the present weights."""
     return algorithm.policy_loss_type in SELECTIONS

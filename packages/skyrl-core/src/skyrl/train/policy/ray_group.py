@@ -23,11 +23,12 @@ from skyrl_rollout.errors import RolloutError
 from skyrl_rollout.weights.shm import remove_stale
 
 from skyrl.train.algorithms import tables
+from skyrl.train.algorithms.critic import uses_critic
 from skyrl.train.backends import BackendPlugin
 from skyrl.train.failures import RunFailed
 from skyrl.train.policy.contract import Role
+from skyrl.train.policy.critic_worker import WORKERS
 from skyrl.train.policy.process_group import join_others, resolve_device, worker_environ
-from skyrl.train.policy.worker import PolicyWorker
 
 UV_ENVIRONMENTS = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 START_TIMEOUT_S = 600.0
@@ -43,7 +44,7 @@ class WorkerDied(RunFailed):
 
 
 class RankProcess:
-    """What runs in the actor: one `PolicyWorker`, built once the process group stands."""
+    """What runs in the actor: one worker of its role, built once the process group stands."""
 
     def whereabouts(self) -> dict[str, Any]:
         """Node address, process id, a free port, and the files that hold this process's output."""
@@ -56,7 +57,7 @@ class RankProcess:
     def build(self, cfg: Any, factory: str, role: Role, total_steps: int, rank: dict[str, Any], added: Any) -> None:
         tables.install(added)
         place = join_others(**rank)
-        self._worker = PolicyWorker(cfg, factory, place, role, total_steps=total_steps)
+        self._worker = WORKERS[role](cfg, factory, place, role, total_steps=total_steps)
 
     def run(self, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self._worker, method)(*arguments)
@@ -162,7 +163,7 @@ class RayWorkers:
 
 
 class _Placement:
-    """The bundles that ranks run in. Policy and reference of one shape share them when they are colocated."""
+    """The bundles that ranks run in. Roles that share their devices share them."""
 
     _shared: dict[tuple[int, int], _Placement] = {}
 
@@ -181,12 +182,11 @@ class _Placement:
 
     @classmethod
     def take(cls, cfg: Any, role: Role, *, nodes: int, per_node: int, device: str) -> _Placement:
-        shape = (nodes, per_node)
-        together = uses_reference(cfg) and _shape(cfg, "policy") == _shape(cfg, "ref")
-        if not (together and cfg.trainer.placement.colocate_policy_ref):
+        shape, sharing = (nodes, per_node), roles_that_share(cfg)
+        if role not in sharing:
             placement = cls(nodes, per_node, device, roles=1)
         else:
-            placement = cls._shared.get(shape) or cls(nodes, per_node, device, roles=2)
+            placement = cls._shared.get(shape) or cls(nodes, per_node, device, roles=len(sharing))
             cls._shared[shape] = placement
         placement._users += 1
         return placement
@@ -228,8 +228,7 @@ def start_ray(cfg: Any) -> None:
         require_answer(address)
         ray.init(log_to_driver=False)
         return
-    roles: tuple[Role, ...] = ("policy", "ref") if uses_reference(cfg) else ("policy",)
-    ranks = sum(nodes * per_node for nodes, per_node in (_shape(cfg, role) for role in roles))
+    ranks = sum(nodes * per_node for nodes, per_node in (_shape(cfg, role) for role in roles_of(cfg)))
     # ranks without a GPU share cores when there are fewer cores than ranks
     try:
         ray.init(address="local", num_cpus=max(os.cpu_count() or 1, ranks), **quiet)
@@ -264,9 +263,19 @@ def free_weights_of(pids: Sequence[int]) -> None:
     remove_stale()
 
 
-def uses_reference(cfg: Any) -> bool:
-    """Whether the run has reference workers beside the policy's."""
-    return cfg.trainer.algorithm.use_kl_loss
+def roles_of(cfg: Any) -> tuple[Role, ...]:
+    """Which workers the run has."""
+    critic: tuple[Role, ...] = ("critic",) if uses_critic(cfg.trainer) else ()
+    reference: tuple[Role, ...] = ("ref",) if cfg.trainer.algorithm.needs_reference else ()
+    return ("policy", *critic, *reference)
+
+
+def roles_that_share(cfg: Any) -> tuple[Role, ...]:
+    """The roles whose ranks lie on the policy's devices, the policy among them; none where it is alone there."""
+    place, shape = cfg.trainer.placement, _shape(cfg, "policy")
+    beside = {"ref": place.colocate_policy_ref or place.colocate_all, "critic": place.colocate_all}
+    together = tuple(r for r in roles_of(cfg) if r == "policy" or beside[r] and _shape(cfg, r) == shape)
+    return together if len(together) > 1 else ()
 
 
 def last_lines(outputs: Sequence[str]) -> str:

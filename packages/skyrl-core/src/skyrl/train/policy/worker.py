@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ from skyrl.train.policy.shares import combine
 
 
 class PolicyWorker:
-    """One rank. Every rank must be called with the same methods in the same order; `num_micro` is equal on all."""
+    """One rank of the policy or of the reference. Every rank must be called with the same methods in the same order;
+    `num_micro` is equal on all."""
 
     def __init__(self, cfg: Any, factory: str, place: WorkerPlace, role: Role, *, total_steps: int) -> None:
-        self.place = place
+        self.place, self.role = place, role
         self._train_limits, self._forward_limits = (train_limits(cfg), forward_limits(cfg))
         self.backend: PolicyBackend = load_factory(factory)(cfg, place, role, total_steps=total_steps)
         self._publisher: Publisher | None = None
@@ -37,30 +38,24 @@ class PolicyWorker:
 
     def logprobs(self, shard: TrajectoryBatch | None, temperature: float, num_micro: int) -> torch.Tensor:
         """CPU [T of the shard]: log_softmax(logits / temperature) of each response token, in the shard's order."""
-        parts, order = [], []
-        for index, micro in self._micros(shard, self._forward_limits, num_micro):
-            logprobs_T, _ = self.backend.token_logprobs(micro, temperature=temperature, with_entropy=False, grad=False)
-            if index is not None and shard is not None:
-                parts.append(logprobs_T.detach().cpu())
-                order.append(shard.response_index(index))
-        if shard is None or not parts:
-            return torch.zeros(0)
-        out = torch.empty(shard.loss_mask_T.numel(), dtype=parts[0].dtype)
-        out[torch.cat(order)] = torch.cat(parts)
-        return out
+
+        def score(micro: TrajectoryBatch) -> torch.Tensor:
+            return self.backend.token_logprobs(micro, temperature=temperature, with_entropy=False, grad=False)[0]
+
+        return self._per_token(shard, num_micro, score)
 
     def update(
         self, shard: TrajectoryBatch | None, spec: LossSpec, normalisers: Normalisers, num_micro: int
     ) -> dict[str, float]:
         """Gradients over all micro-batches, then one step. This rank's share of the mini-batch's metrics (they add up
-        over ranks), plus policy/grad_norm and policy/policy_lr, which are equal on all. A non-finite gradient skips the
-        step and counts in policy/num_skipped_updates."""
+        over ranks), plus <role>/grad_norm and <role>/<role>_lr, which are equal on all. A non-finite gradient skips the
+        step and counts in <role>/num_skipped_updates."""
         shares = self.forward_backward(shard, spec, normalisers, num_micro)
         grad_norm, learning_rate = self.backend.step()
         same_on_all = {
-            "policy/grad_norm": grad_norm,
-            "policy/policy_lr": learning_rate,
-            "policy/num_skipped_updates": float(not math.isfinite(grad_norm)),
+            f"{self.role}/grad_norm": grad_norm,
+            f"{self.role}/{self.role}_lr": learning_rate,
+            f"{self.role}/num_skipped_updates": float(not math.isfinite(grad_norm)),
         }
         return shares | {name: value / normalisers.world_size for name, value in same_on_all.items()}
 
@@ -70,21 +65,36 @@ class PolicyWorker:
         """Accumulates the gradient of the mini-batch's loss and returns this rank's share of each metric."""
         found: list[dict[str, torch.Tensor]] = []
         for index, micro in self._micros(shard, self._train_limits, num_micro):
-            logprobs_T, entropy_T = self.backend.token_logprobs(
-                micro, temperature=spec.temperature, with_entropy=True, grad=True
-            )
+            outputs = self.outputs(micro, spec)
             if index is None:
                 # the collectives of the other ranks wait for this backward
-                self.backend.backward(logprobs_T.sum() * 0.0)
+                self.backend.backward(outputs[0].sum() * 0.0)
                 continue
-            if entropy_T is not None and not spec.algorithm.use_entropy_loss:
-                entropy_T = entropy_T.detach()
-            loss, shares = micro_loss(micro, logprobs_T, entropy_T, spec.algorithm, num_tokens=normalisers.num_tokens)
+            loss, shares = self.micro_loss(micro, outputs, spec, normalisers)
             self.backend.backward(loss * normalisers.world_size)
             found.append(shares)
-        tokens = 0 if shard is None else shard.loss_mask_T.numel()
-        lengths = {"policy/response_length": tokens / max(normalisers.num_sequences, 1)}
-        return lengths | combine(found)
+        return combine(found)
+
+    def outputs(self, micro: TrajectoryBatch, spec: LossSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the loss looks at, with a gradient: logprobs and entropy of each response token."""
+        logprobs_T, entropy_T = self.backend.token_logprobs(
+            micro, temperature=spec.temperature, with_entropy=True, grad=True
+        )
+        if entropy_T is not None and not spec.algorithm.use_entropy_loss:
+            entropy_T = entropy_T.detach()
+        return logprobs_T, entropy_T
+
+    def micro_loss(
+        self,
+        micro: TrajectoryBatch,
+        outputs: tuple[torch.Tensor, torch.Tensor | None],
+        spec: LossSpec,
+        normalisers: Normalisers,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """This micro-batch's part of the mini-batch's loss, and its share of each metric."""
+        loss, shares = micro_loss(micro, *outputs, spec.algorithm, num_tokens=normalisers.num_tokens)
+        tokens = torch.tensor(micro.loss_mask_T.numel() / max(normalisers.num_sequences, 1), dtype=torch.float64)
+        return loss, {"policy/response_length": tokens} | shares
 
     def gradients(
         self, shard: TrajectoryBatch | None, spec: LossSpec, normalisers: Normalisers, num_micro: int
@@ -154,6 +164,22 @@ class PolicyWorker:
         if self._publisher is not None:
             self._publisher.close()
         self.backend.close()
+
+    def _per_token(
+        self, shard: TrajectoryBatch | None, num_micro: int, score: Callable[[TrajectoryBatch], torch.Tensor]
+    ) -> torch.Tensor:
+        """CPU [T of the shard], in the shard's order: what `score` says of each micro-batch's tokens."""
+        parts, order = [], []
+        for index, micro in self._micros(shard, self._forward_limits, num_micro):
+            values_T = score(micro)
+            if index is not None and shard is not None:
+                parts.append(values_T.detach().cpu())
+                order.append(shard.response_index(index))
+        if shard is None or not parts:
+            return torch.zeros(0)
+        out = torch.empty(shard.loss_mask_T.numel(), dtype=parts[0].dtype)
+        out[torch.cat(order)] = torch.cat(parts)
+        return out
 
     def _micros(
         self, shard: TrajectoryBatch | None, limits: MicroLimits, num_micro: int

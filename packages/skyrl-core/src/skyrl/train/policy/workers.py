@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from skyrl.train.backends import BackendPlugin
 from skyrl.train.policy.contract import Role
+from skyrl.train.policy.critic_worker import WORKERS
 from skyrl.train.policy.process_group import join_alone, leave_alone, worker_environ
-from skyrl.train.policy.worker import PolicyWorker
 
 
 class Workers(Protocol):
@@ -33,7 +33,7 @@ class LocalWorkers:
         os.environ.update(worker_environ(cfg, plugin, os.environ))
         place = join_alone(cfg)
         try:
-            self._worker = PolicyWorker(cfg, plugin.policy_factory, place, role, total_steps=total_steps)
+            self._worker = WORKERS[role](cfg, plugin.policy_factory, place, role, total_steps=total_steps)
         except BaseException:
             leave_alone()
             raise

@@ -20,23 +20,27 @@ from skyrl.train.policy.contract import Role, WorkerPlace
 from skyrl.train.policy.fsdp import checkpoint
 from skyrl.train.policy.fsdp.model import build_model
 from skyrl.train.policy.fsdp.optimizer import build_optimizer, clipped_step
-from skyrl.train.policy.fsdp.rows import HeadSelection, to_rows
+from skyrl.train.policy.fsdp.rows import HeadSelection, to_rows, token_values
+from skyrl.train.policy.value_model import ValueModel
 
 
 class FsdpBackend:
     """See `policy.contract.PolicyBackend`."""
 
-    def __init__(self, model: PreTrainedModel, place: WorkerPlace, cfg: Any, role: Role, *, total_steps: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel | ValueModel, place: WorkerPlace, cfg: Any, role: Role, *, total_steps: int
+    ) -> None:
         self.place, self.model = place, model
         self._head = HeadSelection(model.get_output_embeddings())
         self._block, self._seed = cfg.trainer.logprobs_chunk_size, cfg.trainer.seed
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer: AdamW | None = None
         self._schedule: LRScheduler | None = None
-        if role == "policy":
-            self._max_grad_norm = cfg.trainer.policy.optimizer_config.max_grad_norm
+        if role != "ref":
+            optimizer_config = getattr(cfg.trainer, role).optimizer_config
+            self._max_grad_norm = optimizer_config.max_grad_norm
             self._optimizer, self._schedule = build_optimizer(
-                self._parameters, cfg.trainer.policy.optimizer_config, total_steps=total_steps
+                self._parameters, optimizer_config, total_steps=total_steps, role=role
             )
 
     def token_logprobs(
@@ -49,6 +53,11 @@ class FsdpBackend:
             return token_logprobs(
                 logits_TV, rows.labels_T, temperature=temperature, with_entropy=with_entropy, block=self._block
             )
+
+    def token_values(self, micro: TrajectoryBatch, *, grad: bool) -> torch.Tensor:
+        self.model.train(grad)
+        with torch.set_grad_enabled(grad):
+            return token_values(self._head.logits(self.model, to_rows(micro)))
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()

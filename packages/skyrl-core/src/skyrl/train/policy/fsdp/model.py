@@ -1,4 +1,4 @@
-"""Which model a worker trains: a transformers causal LM from a folder, in its master dtype, sharded over the ranks."""
+"""Which model a worker trains: a transformers causal LM or a critic, in its master dtype, sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from skyrl.train.policy.contract import Role, WorkerPlace
 from skyrl.train.policy.fsdp.float64 import widen_norms
+from skyrl.train.policy.value_model import ValueModel, with_value_head
+from skyrl.train.seeds import derive
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
-def build_model(cfg: Any, place: WorkerPlace, role: Role) -> PreTrainedModel:
+def build_model(cfg: Any, place: WorkerPlace, role: Role) -> PreTrainedModel | ValueModel:
     """The role's model on the place's device, in training precision, sharded unless there is nothing to share."""
     part = getattr(cfg.trainer, role)
     precision = mixed_precision(cfg, part, place)
     dtype = master_dtype(part.model_config_kwargs)
     if role == "ref" and precision is not None:
         dtype = precision.param_dtype or dtype
-    key = f"trainer.{role}.model.path"
-    model = load(part.model.path, dtype=dtype, overrides=part.model_config_kwargs, key=key)
-    if role == "policy" and cfg.trainer.gradient_checkpointing:
+    model = load_for(cfg, role, part, dtype=dtype)
+    if role != "ref" and cfg.trainer.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": cfg.trainer.gradient_checkpointing_use_reentrant})
-    model.requires_grad_(role == "policy")
+    model.requires_grad_(role != "ref")
     # one rank in one precision has nothing to gather or to cast: its hooks would only cost time
     if place.world_size > 1 or precision is not None or part.fsdp_config.cpu_offload:
         shard(model, part.fsdp_config, place, precision)
@@ -39,11 +40,21 @@ def build_model(cfg: Any, place: WorkerPlace, role: Role) -> PreTrainedModel:
     return model
 
 
+def load_for(cfg: Any, role: Role, part: Any, *, dtype: torch.dtype) -> PreTrainedModel | ValueModel:
+    """The model that `part`, the section of a role, names: a causal LM or, for the critic, its trunk with a head."""
+    path, key = part.model.path, f"trainer.{role}.model.path"
+    if role != "critic":
+        return load(path, dtype=dtype, overrides=part.model_config_kwargs, key=key)
+    trunk = load(path, dtype=dtype, overrides=part.model_config_kwargs, key=key, kind=AutoModel)
+    seed = derive(cfg.trainer.seed, "value head")
+    return with_value_head(trunk, path, cfg.trainer.algorithm.value_head_prefix, seed=seed)
+
+
 def load(
-    path: str, *, dtype: torch.dtype, overrides: dict[str, Any], key: str = "trainer.policy.model.path"
+    path: str, *, dtype: torch.dtype, overrides: dict[str, Any], key: str, kind: Any = AutoModelForCausalLM
 ) -> PreTrainedModel:
-    """The causal LM in `path`, on the CPU. ValueError, with `key`, for a folder that is missing or no checkpoint, and
-    where its tensors are not those that its config.json declares."""
+    """The causal LM, or another `kind`, in `path`, on the CPU. ValueError, with `key`, for a folder that is missing or
+    no checkpoint, and where its tensors are not those that its config.json declares."""
     require_model_folder(path)
     transformers_logging.disable_progress_bar()
     others = {k: v for k, v in overrides.items() if k not in DTYPE_KEYS}
@@ -51,9 +62,7 @@ def load(
     options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         config = AutoConfig.from_pretrained(path, **others)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation="sdpa", **options
-        )
+        model, info = kind.from_pretrained(path, config=config, dtype=dtype, attn_implementation="sdpa", **options)
     except MemoryError:
         raise
     except Exception as error:
@@ -105,7 +114,9 @@ def mixed_precision(cfg: Any, part: Any, place: WorkerPlace) -> MixedPrecisionPo
     return None
 
 
-def shard(model: PreTrainedModel, fsdp: Any, place: WorkerPlace, precision: MixedPrecisionPolicy | None) -> None:
+def shard(
+    model: PreTrainedModel | ValueModel, fsdp: Any, place: WorkerPlace, precision: MixedPrecisionPolicy | None
+) -> None:
     """Shards each decoder layer by itself and the rest with the root, so tied embeddings stay in one group."""
     options: dict[str, Any] = {
         "mesh": device_mesh(place, fsdp.fsdp_size),

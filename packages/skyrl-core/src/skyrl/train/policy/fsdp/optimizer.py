@@ -15,7 +15,7 @@ from transformers import get_scheduler
 
 
 def build_optimizer(
-    parameters: Iterable[nn.Parameter], optimizer_config: Any, *, total_steps: int
+    parameters: Iterable[nn.Parameter], optimizer_config: Any, *, total_steps: int, role: str = "policy"
 ) -> tuple[AdamW, LRScheduler]:
     """AdamW (arXiv 1711.05101, decay on every parameter) and the named transformers schedule over `total_steps`."""
     optimizer = AdamW(
@@ -33,7 +33,7 @@ def build_optimizer(
             num_training_steps=total_steps,
         )
     except ValueError as error:
-        raise ValueError(f"trainer.policy.optimizer_config.scheduler: {error}") from None
+        raise ValueError(f"trainer.{role}.optimizer_config.scheduler: {error}") from None
     return optimizer, schedule
 
 

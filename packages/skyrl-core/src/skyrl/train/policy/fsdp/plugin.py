@@ -10,12 +10,11 @@ MAPPED = {
     "trainer.strategy": "FSDP2 (torch.distributed.fsdp.fully_shard)",
     "trainer.flash_attn": "torch's scaled_dot_product_attention, which picks the flash kernel on CUDA",
 }
+BUFFERS = "FSDP2 leaves buffers in the dtype they were built in"
+OPTIMIZER = "the optimizer stays on its device: a server there keeps to gpu_memory_utilization of it"
 UNUSED = {
-    "trainer.policy.optimizer_config.offload_after_step": (
-        "the optimizer stays on its device: a server there keeps to gpu_memory_utilization of it"
-    ),
-    "trainer.policy.fsdp_config.mixed_precision.buffer_dtype": "FSDP2 leaves buffers in the dtype they were built in",
-    "trainer.ref.fsdp_config.mixed_precision.buffer_dtype": "FSDP2 leaves buffers in the dtype they were built in",
+    **{f"trainer.{role}.optimizer_config.offload_after_step": OPTIMIZER for role in ("policy", "critic")},
+    **{f"trainer.{role}.fsdp_config.mixed_precision.buffer_dtype": BUFFERS for role in ("policy", "critic", "ref")},
 }
 UNUSED_ON_CPU = {
     "trainer.bf16": "bfloat16 is emulated on CPU, ten times slower and less exact: weights and compute are float32",

@@ -61,3 +61,9 @@ class HeadSelection:
         if self._positions_T is None:
             return None
         return (inputs[0].flatten(0, 1)[self._positions_T][None], *inputs[1:])
+
+
+def token_values(values_T1: torch.Tensor) -> torch.Tensor:
+    """[T]: a value head's numbers, in float32 (float64 for a float64 model)."""
+    values_T = values_T1.squeeze(-1)
+    return values_T if values_T.dtype == torch.float64 else values_T.float()
