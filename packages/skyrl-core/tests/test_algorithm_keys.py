@@ -9,12 +9,13 @@ import pytest
 import torch
 from batches import batch_of
 from skyrl.train.algorithms.advantages import estimate
+from skyrl.train.algorithms.critic import critic_loss
 from skyrl.train.algorithms.kl_in_reward import next_coefficient, penalise
 from skyrl.train.algorithms.objective import micro_loss
 from skyrl.train.algorithms.reward_shaping import shape
 from skyrl.train.config import AlgorithmConfig, schema
 from skyrl.train.policy.batch import TrajectoryBatch
-from skyrl.train.policy.minibatch import needs_present_logprobs, prepare
+from skyrl.train.policy.minibatch import needs_present_logprobs, prepare, prepare_for_critic
 
 SIZES = (5, 3, 4, 1, 2, 1, 3, 2)
 TOTAL = sum(SIZES)
@@ -49,6 +50,17 @@ def gradient(algorithm: AlgorithmConfig) -> list[float]:
     micro_loss(prepared, logprobs, entropy, algorithm, num_tokens=known.num_tokens)[0].backward()
     assert logprobs.grad is not None
     return [*logprobs.grad.tolist(), *([] if entropy.grad is None else entropy.grad.tolist())]
+
+
+def critic_gradient(algorithm: AlgorithmConfig) -> list[float]:
+    draw = torch.Generator().manual_seed(4)
+    prepared, known = prepare_for_critic(
+        batch().with_tensors(returns_T=torch.randn(TOTAL, generator=draw)), algorithm, world_size=1
+    )
+    values = (prepared.require("values_T").double() + 0.1 * PRESENT).requires_grad_()
+    critic_loss(prepared, values, algorithm, num_tokens=known.num_tokens)[0].backward()
+    assert values.grad is not None
+    return values.grad.tolist()
 
 
 def advantages(algorithm: AlgorithmConfig) -> list[float]:
@@ -96,6 +108,7 @@ CASES: dict[str, Case] = {
     "entropy_loss_coef": (gradient, {"use_entropy_loss": True}, 0.5),
     "gamma": (advantages, {"advantage_estimator": "reinforce++"}, 0.5),
     "lambd": (advantages, {"advantage_estimator": "gae"}, 0.5),
+    "value_clip": (critic_gradient, {}, 0.01),
     "grpo_norm_by_std": (advantages, {}, False),
     "advantage_batch_normalize": (gradient, {}, True),
     "zero_variance_filter": (shaped, {"zero_variance_filter_tol": 9.0}, True),
@@ -137,6 +150,7 @@ CASES: dict[str, Case] = {
 ELSEWHERE = {
     "old_logprobs": "test_old_logprobs.py",
     "temperature": "test_policy_group.py",
+    "value_head_prefix": "test_value_model.py",
     "use_kl_in_reward": "test_algorithm_runs.py",
     "dynamic_sampling.type": "test_dynamic_sampling.py",
     "dynamic_sampling.max_sample_batches": "test_dynamic_sampling.py",

@@ -7,12 +7,13 @@ import torch
 from batches import batch_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from skyrl.train.algorithms.critic import critic_loss
 from skyrl.train.algorithms.losses.covariance import SELECTIONS
 from skyrl.train.algorithms.objective import micro_loss
 from skyrl.train.algorithms.policy_losses import POLICY_LOSSES
 from skyrl.train.algorithms.reductions import LOSS_REDUCTIONS
 from skyrl.train.config import AlgorithmConfig
-from skyrl.train.policy.minibatch import prepare
+from skyrl.train.policy.minibatch import prepare, prepare_for_critic
 from skyrl.train.policy.shares import combine
 from torch.testing import assert_close
 
@@ -98,6 +99,36 @@ def compare(batch, parts, algorithm, micro_batch_size):
     if algorithm.use_entropy_loss:
         assert_same(split[1], whole[1])
     assert split[2] == pytest.approx(whole[2], abs=1e-12, rel=1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(case=minibatches(), value_clip=st.sampled_from([None, 0.0, 0.2, 1.0]), shift=st.floats(-2, 2))
+def test_any_split_of_a_critics_minibatch_has_the_same_gradient_and_metrics(case, value_clip, shift):
+    """Over micro-batches, and over two ranks whose backend takes the mean of their gradients."""
+    batch, parts = case
+    algorithm = AlgorithmConfig(value_clip=value_clip)
+    batch = batch.with_tensors(values_T=batch.old_logprobs_T, returns_T=batch.ref_logprobs_T)
+    start = batch.old_logprobs_T.double() + shift
+
+    def total(ranks):
+        gradient, found = torch.zeros_like(start), []
+        for cuts in ranks:
+            values = start.clone().requires_grad_()
+            prepared, known = prepare_for_critic(batch, algorithm, world_size=len(ranks))
+            for cut in cuts:
+                micro = prepared.select(cut)
+                loss, metrics = critic_loss(
+                    micro, values[batch.response_index(cut)], algorithm, num_tokens=known.num_tokens
+                )
+                (loss * known.world_size).backward()
+                found.append(metrics)
+            gradient += (torch.zeros_like(start) if values.grad is None else values.grad) / len(ranks)
+        return gradient, combine(found)
+
+    whole = total([[list(range(batch.num_sequences))]])
+    for split in (total([parts]), total([parts[::2], parts[1::2]])):
+        assert_same(split[0], whole[0])
+        assert split[1] == pytest.approx(whole[1], abs=1e-12, rel=1e-9)
 
 
 def assert_same(ours: torch.Tensor, expected: torch.Tensor) -> None:

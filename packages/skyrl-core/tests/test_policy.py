@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 from skyrl.train.policy.contract_suite import PolicyContract
+from skyrl.train.policy.critic_suite import CriticContract
 from skyrl.train.policy.fsdp.plugin import PLUGIN
 
 
 class TestFsdpOnOneRank(PolicyContract):
+    plugin = PLUGIN
+
+
+class TestFsdpCriticOnOneRank(CriticContract):
     plugin = PLUGIN
 
 
@@ -26,3 +31,14 @@ class TestFsdpOnTwoRanks(PolicyContract):
     test_the_learning_rate_warms_up_over_optimizer_steps = None
     test_loading_from_a_folder_without_a_checkpoint_names_the_missing_file = None
     test_an_untied_head_is_exported_under_its_own_name = None
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(400)
+class TestFsdpCriticOnTwoRanks(CriticContract):
+    plugin = PLUGIN
+    num_workers = 2
+    # what ranks cannot change
+    test_values_and_gradients_equal_the_plain_reference_for_any_micro_batches = None
+    test_a_critics_gradient_that_is_not_finite_changes_nothing_and_is_counted = None
+    test_an_exported_critic_is_a_model_that_a_critic_starts_from = None

@@ -12,6 +12,8 @@ from skyrl.train.config.overrides import parse
 from skyrl.train.config.problems import ConfigError
 from skyrl.train.config.validation import validate
 
+GAE = "trainer.algorithm.advantage_estimator=gae trainer.critic.model.path=a/critic"
+
 
 def check(*argv: str) -> SkyRLTrainConfig:
     cfg = build(SkyRLTrainConfig, parse(argv)).cfg
@@ -54,8 +56,27 @@ def test_the_defaults_break_no_rule() -> None:
         ),
         (
             "trainer.algorithm.advantage_estimator=gae",
-            "needs the values of a critic, which this version does not train",
+            "advantage_estimator=gae needs the values of a critic: set trainer.critic.model.path",
         ),
+        (f"{GAE} trainer.critic.model.path=/nope", "trainer.critic.model.path=/nope: no such folder"),
+        (
+            f"{GAE} trainer.train_batch_size=512 trainer.critic_mini_batch_size=1024",
+            "trainer.critic_mini_batch_size=1024: more prompts than trainer.train_batch_size=512",
+        ),
+        (
+            f"{GAE} trainer.train_batch_size=512 trainer.critic_mini_batch_size=384",
+            "trainer.train_batch_size=512 must be a multiple of trainer.critic_mini_batch_size=384: set the mini-batch",
+        ),
+        (
+            f"{GAE} trainer.critic_mini_batch_size=1 trainer.placement.critic_num_gpus_per_node=8",
+            "must give each of the 8 critic workers (trainer.placement.critic_num_nodes x critic_num_gpus_per_node)",
+        ),
+        (
+            f"{GAE} trainer.placement.critic_num_gpus_per_node=2",
+            "critic_num_gpus_per_node = 1 x 2 must equal the policy's 1 x 1 where all share devices",
+        ),
+        ("trainer.algorithm.value_clip=-1", "trainer.algorithm.value_clip=-1: expected at least 0"),
+        ("trainer.critic.optimizer_config.lr=-1", "trainer.critic.optimizer_config.lr=-1: expected at least 0"),
         ("trainer.algorithm.kl_ctrl.type=adaptiv", "kl_ctrl.type=adaptiv: known: adaptive, fixed; did you mean"),
         ("trainer.algorithm.dppo.dppo_type=tv", "dppo.dppo_type=tv: known: binary_kl, binary_tv"),
         ("trainer.algorithm.dynamic_sampling.type=filtr", "known: filter, replace; did you mean filter?"),
@@ -171,6 +192,14 @@ def test_a_broken_rule_names_the_keys_and_what_to_do(argv: str, told: str, monke
     with pytest.raises(ConfigError) as caught:
         check(*argv.split(" "))
     assert told in str(caught.value)
+
+
+def test_a_critic_is_checked_only_where_an_estimator_reads_its_values() -> None:
+    odd = "trainer.critic.model.path=/nope trainer.critic_mini_batch_size=1024 trainer.train_batch_size=512"
+    check(*odd.split(" "))
+    with pytest.raises(ConfigError, match="critic_mini_batch_size=1024"):
+        check(*odd.split(" "), "trainer.algorithm.advantage_estimator=gae")
+    check("trainer.placement.colocate_all=false", "trainer.placement.critic_num_gpus_per_node=2", *GAE.split(" "))
 
 
 def test_a_folder_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class CriticModelConfig(ConfigPart):
         None,
         "The model whose trunk the critic starts from, with or without a value head; unset: there is no critic.",
     )
+    fake_int4_qat: FakeInt4QatConfig = section(FakeInt4QatConfig)
 
 
 class OptimizerConfig(ConfigPart):
@@ -107,6 +108,7 @@ class CriticConfig(ConfigPart):
     optimizer_config: CriticOptimizerConfig = section(CriticOptimizerConfig)
     fsdp_config: FSDPConfig = section(FSDPConfig)
     model_config_kwargs: dict[str, Any] = key({}, "Overrides of the model's own configuration.")
+    sequence_parallel_size: int = key(1, "Workers that share one sequence; here each takes whole ones.", ge=1)
 
 
 class RefConfig(ConfigPart):

@@ -1,4 +1,4 @@
-"""A Qwen3 model and its GRPO update written the plain way in float64: what every backend is checked against.
+"""A Qwen3 model, its GRPO update and a critic's, the plain way in float64: what every backend is checked against.
 
 One sequence at a time, no padding, no batching, no library but torch. It shares no code with the backends or with
 `algorithms`, so that a mistake must be made twice to go unseen.
@@ -35,7 +35,12 @@ class PlainPolicy:
         return PlainPolicy(json.loads((folder / "config.json").read_text()), weights)
 
     def logits(self, token_ids_L: torch.Tensor) -> torch.Tensor:
-        """[L, V] (Qwen3 technical report, arXiv 2505.09388: pre-norm, QK-norm, rotary, grouped queries, SwiGLU)."""
+        """[L, V]."""
+        head = self.weights.get("lm_head.weight", self.weights["model.embed_tokens.weight"])
+        return self.hidden(token_ids_L) @ head.T
+
+    def hidden(self, token_ids_L: torch.Tensor) -> torch.Tensor:
+        """[L, D] (Qwen3 technical report, arXiv 2505.09388: pre-norm, QK-norm, rotary, grouped queries, SwiGLU)."""
         w, eps = self.weights, self.shape["rms_norm_eps"]
         hidden = w["model.embed_tokens.weight"][token_ids_L]
         for layer in range(self.shape["num_hidden_layers"]):
@@ -44,8 +49,7 @@ class PlainPolicy:
             inner = _norm(hidden, w[f"{name}.post_attention_layernorm.weight"], eps)
             gate = torch.nn.functional.silu(inner @ w[f"{name}.mlp.gate_proj.weight"].T)
             hidden = hidden + (gate * (inner @ w[f"{name}.mlp.up_proj.weight"].T)) @ w[f"{name}.mlp.down_proj.weight"].T
-        head = w.get("lm_head.weight", w["model.embed_tokens.weight"])
-        return _norm(hidden, w["model.norm.weight"], eps) @ head.T
+        return _norm(hidden, w["model.norm.weight"], eps)
 
     def logprobs(self, batch: TrajectoryBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """(log p of each response token, entropy at each), both [T]."""
@@ -121,6 +125,41 @@ class PlainPolicy:
 
     def _theta(self) -> float:
         return float(self.shape.get("rope_parameters", self.shape)["rope_theta"])
+
+
+@dataclass
+class PlainCritic(PlainPolicy):
+    """The same trunk with `value_head.weight`, [1, D]."""
+
+    @staticmethod
+    def load(folder: Path) -> PlainCritic:
+        plain = PlainPolicy.load(folder)
+        plain.weights.pop("lm_head.weight", None)
+        return PlainCritic(plain.shape, plain.weights)
+
+    def values(self, batch: TrajectoryBatch) -> torch.Tensor:
+        """[T]: the head at the token before each response token."""
+        values, start = [], 0
+        for length, prompt in zip(batch.seq_lens_S.tolist(), batch.prompt_lens_S.tolist(), strict=True):
+            hidden = self.hidden(batch.token_ids_N[start : start + length])
+            values += [
+                hidden[position - 1] @ self.weights["value_head.weight"][0] for position in range(prompt, length)
+            ]
+            start += length
+        return torch.stack(values)
+
+    def loss(self, batch: TrajectoryBatch, algorithm: Any, temperature: float) -> torch.Tensor:
+        """Half the larger of the plain and the clipped squared error, per sequence and then over sequences."""
+        values_T = self.values(batch)
+        share = _token_shares(batch, "sequence_mean")
+        total = torch.zeros((), dtype=torch.float64)
+        for t in range(values_T.numel()):
+            if batch.loss_mask_T[t] == 0:
+                continue
+            wanted, before = float(batch.require("returns_T")[t]), float(batch.require("values_T")[t])
+            near = before + (values_T[t] - before).clamp(-algorithm.value_clip, algorithm.value_clip)
+            total = total + share[t] * torch.maximum((values_T[t] - wanted) ** 2, (near - wanted) ** 2) / 2
+        return total
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

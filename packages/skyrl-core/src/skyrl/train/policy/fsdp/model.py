@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,8 @@ def build_model(cfg: Any, place: WorkerPlace, role: Role) -> PreTrainedModel | V
         model.activation_checkpointing_enable({"use_reentrant": cfg.trainer.gradient_checkpointing_use_reentrant})
     model.requires_grad_(role != "ref")
     # one rank in one precision has nothing to gather or to cast: its hooks would only cost time
-    if place.world_size > 1 or precision is not None or part.fsdp_config.cpu_offload:
-        shard(model, part.fsdp_config, place, precision)
+    if place.world_size > 1 or precision is not None or offloads(part, place):
+        shard(model, part, place, precision)
     else:
         model.to(place.device)
     return model
@@ -45,7 +48,8 @@ def load_for(cfg: Any, role: Role, part: Any, *, dtype: torch.dtype) -> PreTrain
     path, key = part.model.path, f"trainer.{role}.model.path"
     if role != "critic":
         return load(path, dtype=dtype, overrides=part.model_config_kwargs, key=key)
-    trunk = load(path, dtype=dtype, overrides=part.model_config_kwargs, key=key, kind=AutoModel)
+    with quiet_about_heads():
+        trunk = load(path, dtype=dtype, overrides=part.model_config_kwargs, key=key, kind=AutoModel)
     seed = derive(cfg.trainer.seed, "value head")
     return with_value_head(trunk, path, cfg.trainer.algorithm.value_head_prefix, seed=seed)
 
@@ -72,6 +76,19 @@ def load(
     if dtype == torch.float64:
         widen_norms(model)
     return model
+
+
+@contextmanager
+def quiet_about_heads() -> Iterator[None]:
+    """While it is open, transformers does not report tensors that a trunk has no place for; what is missing is ours to
+    tell."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def require_all_tensors(info: dict[str, Any], where: str) -> None:
@@ -114,17 +131,23 @@ def mixed_precision(cfg: Any, part: Any, place: WorkerPlace) -> MixedPrecisionPo
     return None
 
 
+def offloads(part: Any, place: WorkerPlace) -> bool:
+    """Whether shards are kept in host memory beside a device; on CPU they are nowhere else."""
+    return part.fsdp_config.cpu_offload and place.device.type != "cpu"
+
+
 def shard(
-    model: PreTrainedModel | ValueModel, fsdp: Any, place: WorkerPlace, precision: MixedPrecisionPolicy | None
+    model: PreTrainedModel | ValueModel, part: Any, place: WorkerPlace, precision: MixedPrecisionPolicy | None
 ) -> None:
     """Shards each decoder layer by itself and the rest with the root, so tied embeddings stay in one group."""
+    fsdp = part.fsdp_config
     options: dict[str, Any] = {
         "mesh": device_mesh(place, fsdp.fsdp_size),
         "reshard_after_forward": fsdp.reshard_after_forward,
     }
     if precision is not None:
         options["mp_policy"] = precision
-    if fsdp.cpu_offload:
+    if offloads(part, place):
         options["offload_policy"] = CPUOffloadPolicy()
     wrapped = set(fsdp.wrap_policy.get("transformer_layer_cls_to_wrap") or model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in wrapped]

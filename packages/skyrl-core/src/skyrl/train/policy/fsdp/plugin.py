@@ -12,11 +12,13 @@ MAPPED = {
 }
 BUFFERS = "FSDP2 leaves buffers in the dtype they were built in"
 OPTIMIZER = "the optimizer stays on its device: a server there keeps to gpu_memory_utilization of it"
+IN_HOST_MEMORY = "weights and optimizer lie in host memory anyway"
 UNUSED = {
     **{f"trainer.{role}.optimizer_config.offload_after_step": OPTIMIZER for role in ("policy", "critic")},
     **{f"trainer.{role}.fsdp_config.mixed_precision.buffer_dtype": BUFFERS for role in ("policy", "critic", "ref")},
 }
 UNUSED_ON_CPU = {
+    **{f"trainer.{role}.fsdp_config.cpu_offload": IN_HOST_MEMORY for role in ("policy", "critic", "ref")},
     "trainer.bf16": "bfloat16 is emulated on CPU, ten times slower and less exact: weights and compute are float32",
 }
 
