@@ -114,6 +114,19 @@ def test_a_name_of_the_hub_is_read_from_its_cache(cache, tiny_tokenizer):
     assert [t.messages[0]["content"] for t in dataset] == ["main/train-0.jsonl", "main/test-0.jsonl"]
 
 
+@pytest.mark.parametrize("split", ["validation", "main/train"])
+def test_a_split_that_the_cache_has_not_or_not_all_of_is_asked_of_the_hub(cache, split):
+    (cache / "main/train-0.jsonl").rename(cache / "main/train-00000-of-00002.jsonl")
+    with pytest.raises(ValueError, match="data.train_data=owner/sums: .*the hub did not give"):
+        files_of(f"owner/sums:{split}", key=KEY)
+
+
+def test_a_part_of_a_split_is_not_taken_for_the_whole(tmp_path):
+    fill(tmp_path, "train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl")
+    with pytest.raises(ValueError, match=r"split 'train' has 2 of the 3 files of train.jsonl: copy the others too"):
+        files_of(str(tmp_path), key=KEY)
+
+
 def test_a_name_that_neither_this_machine_nor_the_hub_knows_is_refused(cache):
     told = "data.train_data=owner/other: no such file or folder here, and the hub did not give a data set"
     with pytest.raises(ValueError, match=told):

@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from skyrl.train.config.problems import listed
 from skyrl.train.data.files import READERS
 
 CARD = "README.md"
 WANTED = [CARD, *(f"*{suffix}" for suffix in READERS)]
+PART = re.compile(r"-\d+-of-(\d+)(?=\.)")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+$")
 DEFAULT_SPLIT = "train"
 HUB_TIMEOUT_S = 10
@@ -63,8 +65,8 @@ def _from_hub(name: str, wanted: Split, *, key: str) -> list[Path]:
     try:
         cached = snapshot_download(name, repo_type="dataset", allow_patterns=WANTED, local_files_only=True)
         return _in_folder(Path(cached), wanted, where=where)
-    except (LocalEntryNotFoundError, HFValidationError, OSError):
-        pass  # not cached: ask the hub
+    except (LocalEntryNotFoundError, ValueError, OSError):
+        pass  # not cached, or not this split or all of it: ask the hub
     card = _asked(lambda: _download(name, [CARD]), name, key)
     names = _asked(lambda: HfApi().list_repo_files(name, repo_type="dataset"), name, key)
     chosen = choose(names, _card(card), wanted, where=where)
@@ -99,12 +101,22 @@ def choose(names: Iterable[str], card: dict[str, Any], wanted: Split, *, where: 
     configs = {c["config_name"]: c for c in card.get("configs") or [] if c.get("data_files")}
     if configs:
         patterns = _patterns(configs, wanted, where)
-        return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-    inside = [name for name in names if wanted.config is None or wanted.config in Path(name).parts]
-    found = [name for name in inside if re.search(rf"(^|[/._-]){re.escape(wanted.name)}([/._-])", name)]
+        found = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    else:
+        inside = [name for name in names if wanted.config is None or wanted.config in Path(name).parts]
+        found = [name for name in inside if re.search(rf"(^|[/._-]){re.escape(wanted.name)}([/._-])", name)]
     if not found:
         raise ValueError(f"{where} has no file of the split {wanted.name!r}; it has {_shown(names)}")
+    _require_whole(found, f"{where}, split {wanted.name!r}")
     return found
+
+
+def _require_whole(names: Sequence[str], where: str) -> None:
+    """Raises ValueError where files are numbered `-00001-of-00003` and some are missing, as after a broken download."""
+    parts = Counter((PART.sub("", name), int(found.group(1))) for name in names if (found := PART.search(name)))
+    for (name, total), count in parts.items():
+        if count < total:
+            raise ValueError(f"{where} has {count} of the {total} files of {name}: copy the others too")
 
 
 def _patterns(configs: dict[str, Any], wanted: Split, where: str) -> list[str]:
