@@ -67,11 +67,16 @@ def _from_hub(name: str, wanted: Split, *, key: str) -> list[Path]:
         return _in_folder(Path(cached), wanted, where=where)
     except (LocalEntryNotFoundError, ValueError, OSError):
         pass  # not cached, or not this split or all of it: ask the hub
+    names = _asked(lambda: _names_at_the_hub(name), name, key)
     card = _asked(lambda: _download(name, [CARD]), name, key)
-    names = _asked(lambda: HfApi().list_repo_files(name, repo_type="dataset"), name, key)
     chosen = choose(names, _card(card), wanted, where=where)
     folder = _asked(lambda: _download(name, [CARD, *chosen]), name, key)
     return [folder / one for one in chosen]
+
+
+def _names_at_the_hub(name: str) -> list[str]:
+    info = HfApi().dataset_info(name, timeout=HUB_TIMEOUT_S)  # list_repo_files takes no deadline
+    return [file.rfilename for file in info.siblings or []]
 
 
 def _download(name: str, patterns: list[str]) -> Path:
