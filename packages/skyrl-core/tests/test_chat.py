@@ -74,6 +74,31 @@ def test_a_template_from_a_file_replaces_the_tokenizers_own(tiny_tokenizer, tmp_
     assert tiny_tokenizer.decode(ids) == "[no]!"
 
 
+def named(name: str, **generator: object) -> GeneratorConfig:
+    return GeneratorConfig.model_validate({"chat_template": {"name_or_path": name}, **generator})
+
+
+def test_a_known_template_is_found_by_its_public_name(chat_tokenizer):
+    chat = ChatFormat.from_config(named("qwen3_with_thinking"), chat_tokenizer)
+    text = "<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"
+    assert chat_tokenizer.decode(chat.prompt_ids(NO)) == text
+    between = "<|im_end|>\n" + text
+    assert chat_tokenizer.decode(chat.observation_ids(NO, 5, ended=False)) == between
+
+
+def test_a_template_that_takes_thoughts_away_is_for_one_turn(chat_tokenizer):
+    assert ChatFormat.from_config(named("qwen3_without_thinking"), chat_tokenizer).prompt_ids(NO).size
+    with pytest.raises(ValueError, match="earlier turns keep their thoughts here.* write qwen3_with_thinking"):
+        ChatFormat.from_config(named("qwen3_without_thinking", max_turns=2), chat_tokenizer)
+
+
+def test_one_of_several_templates_of_the_tokenizer_is_chosen_by_name(chat_tokenizer, monkeypatch):
+    monkeypatch.setattr(chat_tokenizer, "chat_template", {"default": "d", "brief": "{{ messages[0]['content'] }}!"})
+    assert chat_tokenizer.decode(ChatFormat.from_config(named("brief"), chat_tokenizer).prompt_ids(NO)) == "no!"
+    with pytest.raises(ValueError, match=r"known: brief, default, qwen3_with_thinking.*did you mean brief\?"):
+        ChatFormat.from_config(named("breif"), chat_tokenizer)
+
+
 @pytest.mark.parametrize(("source", "expected"), [("file", "no such file: nowhere.jinja"), ("name", "source=file")])
 def test_a_template_that_is_not_there_is_refused(tiny_tokenizer, source, expected):
     cfg = GeneratorConfig.model_validate({"chat_template": {"source": source, "name_or_path": "nowhere.jinja"}})

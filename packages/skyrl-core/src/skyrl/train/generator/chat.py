@@ -6,10 +6,11 @@ Nothing that a model sampled is ever turned into text and back; only text that c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from skyrl.train.generator.templates import chosen_template
 
 # Stands for an assistant turn when the template is asked what follows one.
 _TURN = "assistant-turn"
@@ -23,26 +24,6 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
     def encode(self, text: str, **kwargs: Any) -> list[int]: ...
     def decode(self, token_ids: Any, **kwargs: Any) -> str: ...
-
-
-def template_kwargs(generator_cfg: Any) -> dict[str, Any]:
-    """What `generator.chat_template` and `generator.chat_template_kwargs` mean for `apply_chat_template`.
-
-    Raises ValueError for a template that is not there.
-    """
-    out: dict[str, Any] = dict(generator_cfg.chat_template_kwargs)
-    chosen = generator_cfg.chat_template
-    if chosen.name_or_path is None:
-        return out
-    path = Path(chosen.name_or_path).expanduser()
-    if chosen.source != "file":
-        raise ValueError(
-            f"generator.chat_template.name_or_path={chosen.name_or_path!r} with source='name': templates come from "
-            "the tokenizer or from a file; set generator.chat_template.source=file and give its path"
-        )
-    if not path.is_file():
-        raise ValueError(f"generator.chat_template.name_or_path: no such file: {path}")
-    return out | {"chat_template": path.read_text()}
 
 
 class ChatFormat:
@@ -68,9 +49,11 @@ class ChatFormat:
     @staticmethod
     def from_config(generator_cfg: Any, tokenizer: Tokenizer) -> ChatFormat:
         """The format that `generator.*` asks for. Raises ValueError for a template that is not there."""
+        kwargs = dict(generator_cfg.chat_template_kwargs)
+        template = chosen_template(generator_cfg.chat_template, tokenizer, max_turns=generator_cfg.max_turns)
         return ChatFormat(
             tokenizer,
-            template_kwargs(generator_cfg),
+            kwargs if template is None else {**kwargs, "chat_template": template},
             conversation=generator_cfg.use_conversation_multi_turn,
             close_turns=generator_cfg.append_eos_token_after_stop_str_in_multi_turn,
         )
