@@ -78,7 +78,6 @@ def test_a_key_takes_the_values_of_its_public_type_and_no_others(name: str) -> N
         ("trainer.ref.model.fake_int4_qat.enabled=true", "trainer.ref.model.fake_int4_qat.enabled=true: no training"),
         ("trainer.policy.torch_profiler_config.enable=true", "no profile is taken here"),
         ("trainer.policy.inference_only_init=true", "a policy without an optimizer is not built here"),
-        ("trainer.update_ref_every_epoch=true", "the reference does not follow the policy here"),
         ("generator.vision_language_generator=true", "no vision-language model is trained here"),
         ("generator.inference_engine.enable_pd=true", "no servers that only prefill or only decode here"),
         ("generator.inference_engine.enable_return_routed_experts=true", "are not replayed in training here"),

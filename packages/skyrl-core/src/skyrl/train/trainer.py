@@ -27,6 +27,7 @@ from skyrl.train.generator.metrics import generation_metrics
 from skyrl.train.generator.trajectory import PromptTask, Trajectory
 from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.contract import LossSpec
+from skyrl.train.reference import FollowingReference
 from skyrl.train.rollouts.logprob_gap import logprob_gap_metrics
 from skyrl.train.seeds import derive
 
@@ -62,6 +63,7 @@ class RayPPOTrainer:
     ) -> None:
         self.cfg, self.tokenizer = cfg, tokenizer
         self.policy, self.reference, self.critic = policy, reference, critic
+        self.following = FollowingReference(policy, reference, follows=cfg.trainer.update_ref_every_epoch)
         self.rollouts, self.generator = rollouts, generator
         self.train_loader, self.eval_dataset = train_loader, eval_dataset
         self.trackers, self.progress = trackers, progress
@@ -248,6 +250,11 @@ class RayPPOTrainer:
         if due(step, trainer.eval_interval, last):
             with timers.phase("eval"):
                 out = await self.evaluate(step)
+        read, batches = self.train_loader.state_dict(), len(self.train_loader)
+        if not last and self.following.is_due(read, batches):
+            self.progress.waiting_for("the reference, which follows the policy")
+            with timers.phase("update_ref_with_policy"):  # before the checkpoint, which holds it
+                await self.on_policy_thread(self.following.follow, read, batches, through=self.store.folder)
         if due(step, trainer.ckpt_interval, last):
             with timers.phase("save_checkpoints"):
                 await self.save_checkpoint(step)
@@ -281,6 +288,7 @@ class RayPPOTrainer:
         for name, group in self.trained().items():
             for note in await self.on_policy_thread(group.load, folder / name):
                 self.progress.note(note)
+        await self.on_policy_thread(self.following.load, folder, state.get("reference_epochs", 0))
         self.result.rows = [StepRow(**row) for row in state["rows"]]
         self.kl_coefficient = state.get("kl_coefficient", self.kl_coefficient)
         self.result.last_step = state["global_step"]
@@ -293,6 +301,7 @@ class RayPPOTrainer:
             "train_loader": self.train_loader.state_dict(),
             "rows": [vars(row) for row in self.result.rows],
             "kl_coefficient": self.kl_coefficient,
+            "reference_epochs": self.following.epochs,
         }
         path = await self.on_policy_thread(
             self.store.save,
@@ -306,6 +315,7 @@ class RayPPOTrainer:
     def _save(self, folder: Path) -> None:
         for name, group in self.trained().items():
             group.save(folder / name)
+        self.following.save(folder)
 
     def trained(self) -> dict[str, Any]:
         """What is updated, saved and exported, by the name of its folder."""

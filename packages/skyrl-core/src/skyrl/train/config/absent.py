@@ -49,7 +49,6 @@ ABSENT = (
         bool,
         "a policy without an optimizer is not built here: leave it out",
     ),
-    Absent("trainer.update_ref_every_epoch", bool, "the reference does not follow the policy here: leave it out"),
     Absent(
         "generator.vision_language_generator",
         bool,

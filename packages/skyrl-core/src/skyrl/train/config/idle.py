@@ -57,8 +57,8 @@ ALGORITHM_IDLE = (
         f"{A}.advantage_estimator looks at no values: no critic is started",
     ),
     Idle(
-        ("trainer.ref.*", "trainer.placement.ref_*", "trainer.placement.colocate_policy_ref", f"{A}.kl_loss_coef",
-         f"{A}.kl_estimator_type"),
+        ("trainer.ref.*", "trainer.update_ref_every_epoch", "trainer.placement.ref_*",
+         "trainer.placement.colocate_policy_ref", f"{A}.kl_loss_coef", f"{A}.kl_estimator_type"),
         lambda cfg: not cfg.trainer.algorithm.needs_reference,
         f"there is no KL term ({A}.use_kl_loss=false, {A}.use_kl_in_reward=false)",
     ),

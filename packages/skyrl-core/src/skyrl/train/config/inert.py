@@ -32,7 +32,6 @@ INERT = {
     "trainer.use_expandable_segments": ALLOCATOR,
     "trainer.recompute_old_logprobs_per_minibatch": "old logprobs are made in micro-batches; the numbers are the same",
     "trainer.remove_microbatch_padding": "sequences are flat: there is no padding to remove",
-    "trainer.update_ref_every_epoch": "the reference stays as it was loaded",
     "trainer.eval_batch_size": "the server queues all evaluation prompts itself",
     "trainer.enable_ray_gpu_monitor": "figures of the GPUs are not collected",
     "data.dataloader.num_workers": IN_MEMORY,

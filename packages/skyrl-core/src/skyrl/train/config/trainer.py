@@ -62,7 +62,7 @@ class TrainerConfig(ConfigPart):
 
     recompute_old_logprobs_per_minibatch: bool = key(True, "Old logprobs in mini-batches; the numbers are the same.")
     remove_microbatch_padding: bool = key(True, "Pack a micro-batch without padding; sequences are flat here.")
-    update_ref_every_epoch: bool = key(False, "The reference follows the policy; only false is possible here.")
+    update_ref_every_epoch: bool = key(False, "After each epoch the reference becomes the policy as it is then.")
 
     max_prompt_length: int = key(512, "Prompts with more tokens are left out.", ge=1)
     flash_attn: bool = key(True, "flash-attn kernels on a GPU; torch's own attention on CPU.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,9 @@ _SAFE = {
     "torch.serialization": {"_get_layout"},
 }
 _SAFE_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+
+# It would report an error here as a line of its own beside the exception, which says it already.
+logging.getLogger("c10d-NullHandler-dcp_logger").propagate = False
 
 # Kind ("weights", "exp_avg", ...) -> name -> the tensor, a DTensor or a Stretch.
 Tensors = Mapping[str, Mapping[str, Any]]
