@@ -48,6 +48,22 @@ def test_the_defaults_break_no_rule() -> None:
         ),
         ("generator.max_input_length=100", "must equal trainer.max_prompt_length=512 where generator.max_turns=1"),
         ("generator.max_input_length=100 generator.max_turns=2", "must be at least trainer.max_prompt_length=512"),
+        (
+            "trainer.policy.optimizer_config.scheduler=cosin",
+            (
+                "trainer.policy.optimizer_config.scheduler=cosin: known: constant, constant_with_warmup, cosine, "
+                "cosine_with_restarts, inverse_sqrt, linear, polynomial; did you mean cosine?"
+            ),
+        ),
+        (
+            "trainer.critic.optimizer_config.scheduler=warmup_stable_decay",
+            "trainer.critic.optimizer_config.scheduler=warmup_stable_decay: it needs settings of its own",
+        ),
+        ("trainer.policy.optimizer_config.scheduler=reduce_lr_on_plateau", "it follows a validation loss"),
+        (
+            "trainer.policy.optimizer_config.scheduler=polynomial trainer.policy.optimizer_config.lr=1e-8",
+            "scheduler=polynomial falls to 1e-07: trainer.policy.optimizer_config.lr=1e-08 must be above that",
+        ),
         ("generator.sampling_params.logprobs=5", "expected null, 0 or 1"),
         ("generator.sampling_params.temperature=0", "trainer.algorithm.temperature=0.0: expected more than 0"),
         (

@@ -56,6 +56,14 @@ ALGORITHM_IDLE = (
         lambda cfg: not uses_critic(cfg.trainer),
         f"{A}.advantage_estimator looks at no values: no critic is started",
     ),
+    *(
+        Idle(
+            (f"trainer.{role}.optimizer_config.num_warmup_steps",),
+            lambda cfg, role=role: getattr(cfg.trainer, role).optimizer_config.scheduler == "constant",
+            f"trainer.{role}.optimizer_config.scheduler=constant has no warm-up: take constant_with_warmup",
+        )
+        for role in ("policy", "critic")
+    ),
     Idle(
         ("trainer.ref.*", "trainer.update_ref_every_epoch", "trainer.placement.ref_*",
          "trainer.placement.colocate_policy_ref", f"{A}.kl_loss_coef", f"{A}.kl_estimator_type"),

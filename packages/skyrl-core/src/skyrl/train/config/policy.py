@@ -52,7 +52,7 @@ class OptimizerConfig(ConfigPart):
         "Move optimizer state off the accelerator between steps when it is shared.",
     )
     num_warmup_steps: int = key(0, "Optimizer steps (mini-batches) of linear warm-up.", ge=0)
-    scheduler: str = key("constant_with_warmup", "Name of a transformers schedule.")
+    scheduler: str = key("constant_with_warmup", "Name of a transformers schedule, over the updates of the whole run.")
 
 
 class CriticOptimizerConfig(OptimizerConfig):

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyrl.train import plugins
 from skyrl.train.algorithms.critic import uses_critic
-from skyrl.train.config import absent, algorithm_rules
+from skyrl.train.config import absent, algorithm_rules, schedules
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
 from skyrl.train.launch import table
@@ -290,5 +290,5 @@ def model_paths(cfg: Any) -> Iterator[str]:
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
     own_modules, absent.rules, model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES, placement,
-    servers, server_settings, server_sizes, checkpoints, folders,
+    schedules.rules, servers, server_settings, server_sizes, checkpoints, folders,
 )  # fmt: skip
