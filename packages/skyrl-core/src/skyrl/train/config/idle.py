@@ -40,6 +40,11 @@ def other_correction(switch: str, value: str) -> Callable[[Any], bool]:
     return lambda cfg: getattr(cfg.trainer.algorithm.off_policy_correction, switch) != value
 
 
+def is_constant(role: str) -> Callable[[Any], bool]:
+    """Whether the role's learning rate never changes."""
+    return lambda cfg: getattr(cfg.trainer, role).optimizer_config.scheduler == "constant"
+
+
 CRITIC = (
     "trainer.critic.*", "trainer.critic_mini_batch_size", "trainer.placement.critic_*", f"{A}.value_clip",
     f"{A}.value_head_prefix",
@@ -59,7 +64,7 @@ ALGORITHM_IDLE = (
     *(
         Idle(
             (f"trainer.{role}.optimizer_config.num_warmup_steps",),
-            lambda cfg, role=role: getattr(cfg.trainer, role).optimizer_config.scheduler == "constant",
+            is_constant(role),
             f"trainer.{role}.optimizer_config.scheduler=constant has no warm-up: take constant_with_warmup",
         )
         for role in ("policy", "critic")
