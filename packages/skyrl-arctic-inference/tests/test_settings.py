@@ -46,6 +46,18 @@ def test_engine_arguments_reach_vllm_and_win_over_the_flags(folder):
     assert "TORCH_COMPILE_DISABLE" not in settings.environment(Path("/x"))
 
 
+@pytest.mark.parametrize(("asked", "rank"), [(1, 1), (2, 8), (8, 8), (9, 16), (48, 64), (512, 512)])
+def test_adapters_get_the_smallest_rank_of_the_kernels_that_holds_what_was_asked(folder, asked, rank):
+    settings = ServeSettings(model=TINY_MODEL, device="cuda", max_loras=1, max_lora_rank=asked)
+    assert settings.engine_arguments(folder)["max_lora_rank"] == rank
+
+
+@pytest.mark.parametrize("asked", [0, 513])
+def test_a_rank_that_no_kernel_holds_is_refused(asked):
+    with pytest.raises(ValueError, match=rf"--max-lora-rank is {asked}, expected 1 to 512"):
+        ServeSettings(model=TINY_MODEL, device="cuda", max_loras=1, max_lora_rank=asked)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

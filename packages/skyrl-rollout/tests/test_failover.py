@@ -239,10 +239,7 @@ async def test_a_caller_that_gives_up_ends_the_work_everywhere(survivor, doomed)
 
 
 async def test_an_adapters_request_goes_where_the_adapter_is_whatever_the_base_version(survivor, doomed):
-    values = {"A": np.ones((1, 16), np.float32), "B": np.ones((64, 1), np.float32)}
-    named = {f"base_model.model.model.embed_tokens.lora_{part}.weight": value for part, value in values.items()}
-    layout = [TensorLayout(name, "f32", value.shape) for name, value in named.items()]
-    tensors = [(name, memoryview(value)) for name, value in named.items()]
+    layout, tensors = _adapter()
     publisher = WeightPublisher()
     async with await RolloutPool.connect([doomed.url, survivor.url]) as pool:
         target = PublishTarget(survivor.url, await pool.acquire_control("trainer"))
@@ -255,3 +252,71 @@ async def test_an_adapters_request_goes_where_the_adapter_is_whatever_the_base_v
             assert made.instance_id == pool.clients[1].info.instance_id
             assert set(made.samples[0].weight_versions) == {3}
     publisher.close()
+
+
+async def test_a_replica_without_the_expected_adapter_is_stale_until_it_has_caught_up(survivor, doomed):
+    layout, tensors = _adapter()
+    publisher, lora = WeightPublisher(), {"rank": 1, "alpha": 1.0, "target_modules": ("embed_tokens",)}
+    async with await RolloutPool.connect([doomed.url, survivor.url]) as pool:
+        epoch = await pool.acquire_control("trainer")
+        targets = [PublishTarget(r.url, epoch) for r in pool.replicas]
+        info = pool.clients[0].info
+        base = {t.name: np.zeros(t.shape, np.float32) for t in info.model.tensors}
+        version = pool.highest_version() + 1
+        await publisher.publish(
+            info.model.tensors,
+            [(name, memoryview(value)) for name, value in base.items()],
+            targets,
+            target_version=version,
+            timeout_s=20,
+        )
+        await publisher.publish_adapter("blue", layout, tensors, targets[1:], target_version=5, timeout_s=20, **lora)
+        pool.expect(version)
+        pool.expect(5, "blue")
+        await pool.refresh()
+        assert [r.url for r in pool.stale()] == [doomed.url] and pool.highest_version("blue") == 5
+        for i in range(3):
+            made = await pool.generate([1], Sampling(max_tokens=2), mode=RAW, timeout_s=10, affinity=str(i))
+            assert made.instance_id == pool.clients[1].info.instance_id
+        report = await publisher.catch_up([targets[0]], timeout_s=20)
+        assert report.committed == (doomed.url,)
+        await pool.refresh()
+        assert not pool.stale() and pool.replicas[0].versions == {"": version, "blue": 5}
+        pool.expect(version + 1)
+        assert len(pool.stale()) == 2
+    publisher.close()
+
+
+async def test_a_request_for_an_expected_adapter_waits_where_its_replica_was_replaced(survivor):
+    layout, tensors = _adapter()
+    publisher, lora = WeightPublisher(), {"rank": 1, "alpha": 1.0, "target_modules": ("embed_tokens",)}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    with ReferenceServer(listen=listen) as first:
+        async with await RolloutPool.connect([first.url]) as pool:
+            target = PublishTarget(first.url, await pool.acquire_control("trainer"))
+            await publisher.publish_adapter("red", layout, tensors, [target], target_version=1, timeout_s=20, **lora)
+            pool.expect(1, "red")
+            first.kill()
+            with ReferenceServer(listen=listen):
+                one = Sampling(max_tokens=2)
+                waiting = asyncio.create_task(pool.generate([1], one, mode=RAW, timeout_s=30, policy_id="red"))
+                while pool.replicas[0].versions != {"": 0}:
+                    await asyncio.sleep(0.02)
+                await asyncio.sleep(0.3)
+                assert not waiting.done()
+                target = PublishTarget(first.url, await pool.acquire_control("trainer"))
+                await publisher.publish_adapter(
+                    "red", layout, tensors, [target], target_version=1, timeout_s=20, **lora
+                )
+                assert set((await waiting).samples[0].weight_versions) == {1}
+    publisher.close()
+
+
+def _adapter():
+    """(layout, tensors) of rank 1 on the embedding."""
+    values = {"A": np.ones((1, 16), np.float32), "B": np.ones((64, 1), np.float32)}
+    named = {f"base_model.model.model.embed_tokens.lora_{part}.weight": value for part, value in values.items()}
+    layout = [TensorLayout(name, "f32", value.shape) for name, value in named.items()]
+    return layout, [(name, memoryview(value)) for name, value in named.items()]

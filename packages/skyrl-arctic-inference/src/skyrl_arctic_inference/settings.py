@@ -64,6 +64,7 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         length, kv, share = self.max_model_len, self.kv_cache_gib, self.gpu_memory_utilization
+        rank = self.max_lora_rank
         rules: tuple[tuple[str, object, bool, str], ...] = (
             ("--max-model-len", length, length is None or length >= 1, "at least 1"),
             ("--max-num-seqs", self.max_num_seqs, self.max_num_seqs >= 1, "at least 1"),
@@ -73,7 +74,7 @@ class ServeSettings:
             ("--cpu-cores", self.cpu_cores, 1 <= self.cpu_cores <= allowed_cores(), f"1 to {allowed_cores()}"),
             ("--max-top-logprobs", self.max_top_logprobs, 0 <= self.max_top_logprobs <= MOST_TOP, f"0 to {MOST_TOP}"),
             ("--max-loras", self.max_loras, 0 <= self.max_loras <= MOST_LORAS, f"0 to {MOST_LORAS}"),
-            ("--max-lora-rank", self.max_lora_rank, self.max_lora_rank in LORA_RANKS, f"one of {LORA_RANKS}"),
+            ("--max-lora-rank", rank, 1 <= rank <= LORA_RANKS[-1], f"1 to {LORA_RANKS[-1]}"),
             ("--enable-sleep", "on", not (self.enable_sleep and self.device == "cpu"), NO_SLEEP),
         )
         for flag, value, holds, expected in rules:
@@ -159,7 +160,7 @@ class ServeSettings:
             arguments |= {
                 "enable_lora": True,
                 "max_loras": self.max_loras + SPARE_LORA_SLOTS[self.device],
-                "max_lora_rank": self.max_lora_rank,
+                "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= self.max_lora_rank),
                 "lora_target_modules": folder.linear_names(),
             }
         if self.enable_sleep:

@@ -14,7 +14,7 @@ import numpy as np
 
 from skyrl_rollout import wire
 from skyrl_rollout.assembly import Assembly
-from skyrl_rollout.errors import Draining, Poisoned, RolloutError, ServerReplaced, ServerUnreachable
+from skyrl_rollout.errors import Draining, Poisoned, RolloutError, ServerReplaced, ServerUnreachable, UnknownPolicy
 from skyrl_rollout.replicas import Replica
 from skyrl_rollout.seeds import continued_seed
 from skyrl_rollout.splice import ended, spliced
@@ -30,7 +30,8 @@ _MOVES = (ServerUnreachable, ServerReplaced, Draining, Poisoned)  # the replica 
 @dataclass(frozen=True)
 class Ask:
     """What a caller wants. deadline: in the event loop's time. unreachable_s: how long a replica may stay away; None:
-    until the deadline. options: further arguments of `RolloutClient.generate_events`."""
+    until the deadline. options: further arguments of `RolloutClient.generate_events`. may_be_missing: its policy was
+    published everywhere, so that a replica which does not know it has restarted and will get it again."""
 
     request_id: str
     prompt_token_ids: np.ndarray
@@ -43,6 +44,7 @@ class Ask:
     affinity: str = ""
     on_progress: Callable[[int], None] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    may_be_missing: bool = False
 
 
 # (least weight version, urls to avoid, the error that brought us here) -> (replica, how long it may stay away)
@@ -69,6 +71,7 @@ class Relay:
 
     def __init__(self, ask: Ask, choose: Choose) -> None:
         self._ask, self._choose = ask, choose
+        self._moves: tuple[type[RolloutError], ...] = (*_MOVES, UnknownPolicy) if ask.may_be_missing else _MOVES
         self._continues = can_continue(ask.sampling, ask.on_commit)
         self._kept: list[Sample | None] = [None] * ask.num_samples
         self._finished: set[int] = set()
@@ -138,7 +141,7 @@ class Relay:
             await replica.carry(work, assembly.num_samples)
             if assembly.has_aborted and await replica.is_ending():
                 raise Draining(f"{replica.url} ended its work to shut down")
-        except _MOVES as error:
+        except self._moves as error:
             replica.suspect(error.message)
             self._avoid.add(replica.url)
             log.warning("request %s moves from %s: %s", self._ask.request_id, replica.url, error.message)

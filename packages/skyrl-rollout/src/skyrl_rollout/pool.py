@@ -40,7 +40,7 @@ class RolloutPool:
         self._changed = asyncio.Event()
         self._replicas = {c.url: Replica(c, self._note_change) for c in clients}
         self._homes: OrderedDict[str, str] = OrderedDict()
-        self._expected_version = 0
+        self._expected: dict[str, int] = {}  # policy_id -> the version that a replica needs to get requests
 
     @classmethod
     async def connect(
@@ -162,17 +162,18 @@ class RolloutPool:
         if len(failures) == len(asked):
             raise failures[0]
 
-    def highest_version(self) -> int:
-        """The highest committed version over the replicas, as last reported."""
-        return max(r.version for r in self.replicas)
+    def highest_version(self, policy_id: str = "") -> int:
+        """The highest committed version of a policy over the replicas, as last reported; 0 where none has it."""
+        return max(r.versions.get(policy_id, 0) for r in self.replicas)
 
-    def expect(self, version: int) -> None:
-        """From now on replicas below `version` are STALE: they get no request until they have caught up."""
-        self._expected_version = version
+    def expect(self, version: int, policy_id: str = "") -> None:
+        """From now on replicas below `version` are STALE: they get no request until they have caught up. A new version
+        of the base ends what was expected of adapters, which it drops."""
+        self._expected = ({} if policy_id == "" else self._expected) | {policy_id: version}
         self._note_change()
 
     def is_stale(self, replica: Replica) -> bool:
-        return replica.version < self._expected_version
+        return any(replica.versions.get(policy_id, 0) < version for policy_id, version in self._expected.items())
 
     def stale(self) -> tuple[Replica, ...]:
         """Those that answer and have to catch up."""
@@ -209,14 +210,13 @@ class RolloutPool:
         options: further arguments of `RolloutClient.generate_events`.
         """
         request_id, loop = str(uuid.uuid4()), asyncio.get_running_loop()
-        least = min_weight_version
-        if not options.get("policy_id"):
-            # a process may have been replaced a moment ago: it is told, too, what is expected of it
-            least = max(least or 0, self._expected_version) or None
+        # a process may have been replaced a moment ago: it is told, too, what is expected of it
+        expected = self._expected.get(options.get("policy_id", ""), 0)
+        least = max(min_weight_version or 0, expected) or None
         ask = Ask(
             request_id, np.asarray(prompt_token_ids), sampling, mode, num_samples, loop.time() + timeout_s,
             min_weight_version=least, on_commit=on_commit, affinity=affinity or request_id,
-            on_progress=on_progress, options=options,
+            on_progress=on_progress, options=options, may_be_missing=expected > 0,
         )  # fmt: skip
 
         async def choose(least: int, avoid: set[str], last: RolloutError | None) -> tuple[Replica, float | None]:
@@ -265,8 +265,10 @@ class RolloutPool:
     def _condition(self, replica: Replica) -> str:
         if replica.away_since is not None:
             return f"away for {replica.away_s:.0f} s ({replica.why_away})"
-        if self.is_stale(replica):
-            return f"STALE, it has version {replica.version} of {self._expected_version}"
+        for policy_id, version in self._expected.items():
+            if (has := replica.versions.get(policy_id, 0)) < version:
+                named = f" of policy {policy_id}" if policy_id else ""
+                return f"STALE, it has version {has} of {version}{named}"
         return replica.state
 
     # Changes
