@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from skyrl.train.algorithms.logprobs import token_logprobs
+from skyrl.train.policy import hf_files
 from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.contract import Role, WorkerPlace
 from skyrl.train.policy.fsdp.checkpoint import unique_tensors
@@ -127,7 +128,7 @@ class DeepSpeedBackend:
     def save_hf(self, folder: Path) -> None:
         whole = dict(self.export_weights())
         if self.place.rank == 0:
-            self.model.save_pretrained(folder, state_dict=whole)
+            hf_files.write(folder, self.model, whole)
         dist.barrier()
 
     def offload(self) -> None:

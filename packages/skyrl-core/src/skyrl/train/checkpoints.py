@@ -186,6 +186,7 @@ def replace_folder(final: Path, write: Callable[[Path], None]) -> Path:
     staging.mkdir()
     try:
         write(staging)
+        _sync_files(staging)
     except Exception as error:
         free = shutil.disk_usage(staging).free
         shutil.rmtree(staging, ignore_errors=True)
@@ -215,6 +216,13 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(dropped, ignore_errors=True)
     os.rename(folder, dropped)
     shutil.rmtree(dropped, ignore_errors=True)
+
+
+def _sync_files(folder: Path) -> None:
+    """What is in it is on the disk before its name is."""
+    for path in (p for p in folder.rglob("*") if p.is_file()):
+        with path.open("rb") as file, contextlib.suppress(OSError):
+            os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

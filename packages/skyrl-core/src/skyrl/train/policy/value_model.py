@@ -51,9 +51,9 @@ class ValueModel(nn.Module):
     def set_attn_implementation(self, name: str) -> None:
         self.trunk.set_attn_implementation(name)
 
-    def save_pretrained(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
+    def save_pretrained(self, folder: Path, state_dict: dict[str, torch.Tensor], **options: Any) -> None:
         """The checkpoint of the trunk with the head among its tensors."""
-        self.trunk.save_pretrained(folder, state_dict=state_dict)
+        self.trunk.save_pretrained(folder, state_dict=state_dict, **options)
 
 
 def with_value_head(trunk: PreTrainedModel, path: str, head_name: str, *, seed: int) -> ValueModel:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from skyrl.train.algorithms.logprobs import token_logprobs
+from skyrl.train.policy import hf_files
 from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.contract import Role, WorkerPlace
 from skyrl.train.policy.fsdp import checkpoint
@@ -90,7 +91,7 @@ class FsdpBackend:
     def save_hf(self, folder: Path) -> None:
         full = {name: self._full(tensor) for name, tensor in checkpoint.unique_tensors(self.model)}
         if self.place.rank == 0:
-            self.model.save_pretrained(folder, state_dict=full)
+            hf_files.write(folder, self.model, full)
         dist.barrier()
 
     def offload(self) -> None:

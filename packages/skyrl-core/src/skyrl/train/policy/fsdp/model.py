@@ -15,6 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from skyrl.train.policy import hf_files
 from skyrl.train.policy.contract import Role, WorkerPlace
 from skyrl.train.policy.fsdp.float64 import widen_norms
 from skyrl.train.policy.value_model import ValueModel, with_value_head
@@ -60,6 +61,7 @@ def load(
     """The causal LM, or another `kind`, in `path`, on the CPU. ValueError, with `key`, for a folder that is missing or
     no checkpoint, and where its tensors are not those that its config.json declares."""
     require_model_folder(path)
+    hf_files.require_whole(path, f"{key}={path}")
     transformers_logging.disable_progress_bar()
     others = {k: v for k, v in overrides.items() if k not in DTYPE_KEYS}
     # what does not fit is listed below: transformers would fill it with random numbers, or raise without a name
