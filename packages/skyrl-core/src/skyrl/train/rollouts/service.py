@@ -14,6 +14,7 @@ from skyrl_rollout.errors import DeadlineExceeded
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 from skyrl.train.launch.server import ServerProcess
+from skyrl.train.rollouts.ends import without_end
 from skyrl.train.rollouts.fleet import CatchesUp, Fleet
 from skyrl.train.rollouts.members import UrlFile, server_urls, url_file
 from skyrl.train.rollouts.watch import ServerWatch, WatchedPool
@@ -69,6 +70,8 @@ class RolloutService:
             on_wait("the connection to " + ", ".join(urls))
             pool = await WatchedPool.connect(urls, timeout_s=CONNECT_TIMEOUT_S)
             pool.watch = ServerWatch(processes, pool)
+            if (told := without_end(cfg, pool.clients[0].info.model.eos_token_ids)) is not None:
+                log.warning("%s", told)
             owner = f"{cfg.trainer.run_name}@{socket.gethostname()}:{os.getpid()}"
             epoch = await pool.acquire_control(owner, timeout_s=CONTROL_TIMEOUT_S)
             fleet = Fleet(pool, owner, epoch, url_file=UrlFile(file, urls) if file is not None else None)

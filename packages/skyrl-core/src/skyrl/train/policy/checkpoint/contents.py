@@ -13,7 +13,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 FILE = "contents.json"
-ANOTHER = "resume from another global_step_N folder"
+ANOTHER = "resume from another global_step_N folder with trainer.resume_mode=from_path"
 SHOWN = 5
 _BLOCK = 1 << 24
 

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 
+from skyrl.train.policy.checkpoint.contents import ANOTHER
 from skyrl.train.policy.checkpoint.stretch import Stretch
 
 INDEX = ".metadata"
@@ -52,9 +53,7 @@ def read(folder: Path, tensors: Tensors) -> None:
         flat = {f"{kind}.{name}": held for kind, named in tensors.items() for name, held in named.items()}
         dcp.load(flat, storage_reader=_Reader(folder), planner=_LoadPlanner(flatten_state_dict=False))
     except CheckpointException as error:
-        raise ValueError(
-            f"{folder} cannot be read ({_reasons(error)}): resume from another global_step_N folder"
-        ) from error
+        raise ValueError(f"{folder} cannot be read ({_reasons(error)}): {ANOTHER}") from error
 
 
 class _SavePlanner(DefaultSavePlanner):
@@ -98,7 +97,7 @@ def _index(path: Path) -> Metadata:
         with path.open("rb") as file:
             return _Unpickler(file).load()
     except Exception as error:  # an unpickler raises whatever the bytes lead it to
-        raise ValueError(f"{path} cannot be read ({error}): resume from another global_step_N folder") from error
+        raise ValueError(f"{path} cannot be read ({error}): {ANOTHER}") from error
 
 
 class _Unpickler(pickle.Unpickler):
