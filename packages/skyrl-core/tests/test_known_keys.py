@@ -47,9 +47,7 @@ def test_a_setting_of_something_that_is_not_here_is_listed(argument: str) -> Non
 @pytest.mark.parametrize(
     "argument",
     [
-        "trainer.fully_async.enabled=true",
         "trainer.policy.model.lora.rank=8",
-        "generator.step_wise_trajectories=true",
     ],
 )
 def test_a_key_that_would_change_the_training_is_refused(argument: str) -> None:

@@ -335,3 +335,31 @@ async def test_a_publish_that_is_cancelled_leaves_no_open_update(pool, publisher
             await task
     assert [(await c.status()).open_update_id for c in pool.clients] == ["", ""]
     assert await above(pool) == first
+
+
+@pytest.mark.parametrize("retain_kv", [False, True])
+async def test_a_sample_that_runs_over_a_commit_keeps_its_kv_or_makes_it_anew_as_the_target_says(
+    pool, publisher, retain_kv
+):
+    client = pool.clients[0]
+    epoch = await client.acquire_control("kv")
+    old = (await client.refresh()).weight_versions[""]
+    began = asyncio.Event()
+    running = asyncio.create_task(
+        client.generate(
+            [1],
+            Sampling(max_tokens=60, temperature=0.0, ignore_eos=True),
+            mode=LogprobMode.RAW,
+            timeout_s=20,
+            tokens_per_event=1,
+            backend_options={"token_delay_s": 0.02},
+            on_progress=lambda n: began.set(),
+        )
+    )
+    await asyncio.wait_for(began.wait(), 10)
+    layout = tuple(client.info.model.tensors)
+    target = PublishTarget(client.url, epoch, retain_kv=retain_kv)
+    await publisher.publish(layout, weights(layout, 7), [target], target_version=old + 1, timeout_s=20)
+    (sample,) = (await running).samples
+    assert [span.weight_version for span in sample.spans] == [old, old + 1]
+    assert sample.spans[1].oldest_kv_version == (old if retain_kv else old + 1)

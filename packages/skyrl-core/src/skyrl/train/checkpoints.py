@@ -143,6 +143,18 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
+def state_of_mode(state: dict[str, Any], mode: str) -> dict[str, Any]:
+    """What the run's source of rollouts left in `state`. ValueError where another mode left rollouts that `mode` does
+    not know."""
+    there = state.get("mode", "plain")
+    if there not in (mode, "plain"):
+        raise ValueError(
+            f"trainer.mode={mode}: the checkpoint is of a run with trainer.mode={there}, whose rollouts ahead of "
+            f"training would be lost: resume with that mode"
+        )
+    return state.get("source", {})
+
+
 def changed_settings(folder: Path, config_yaml: str) -> dict[str, str]:
     """Key -> "there -> here" for each key whose value in the checkpoint is not the one in `config_yaml`."""
     path = folder / CONFIG

@@ -21,8 +21,9 @@ from skyrl.train.algorithms.anchors import needs_old_logprobs, sampled_logprobs
 from skyrl.train.algorithms.dynamic_sampling import DynamicSampling
 from skyrl.train.display.closing import StepRow
 from skyrl.train.display.progress import Progress
+from skyrl.train.evaluating import evaluate
 from skyrl.train.failures import RunFailed
-from skyrl.train.generator import evaluation
+from skyrl.train.generator import step_wise
 from skyrl.train.generator.metrics import generation_metrics
 from skyrl.train.generator.trajectory import PromptTask, Trajectory
 from skyrl.train.policy.batch import TrajectoryBatch
@@ -30,6 +31,8 @@ from skyrl.train.policy.contract import LossSpec
 from skyrl.train.reference import FollowingReference
 from skyrl.train.rollouts.logprob_gap import logprob_gap_metrics
 from skyrl.train.seeds import derive
+from skyrl.train.sources.source import PromptsUsedUp
+from skyrl.train.sources.table import SOURCES
 
 R = TypeVar("R")
 
@@ -80,6 +83,8 @@ class RayPPOTrainer:
         self.publish_metrics: dict[str, float] = {}  # of the last publish
         self.shaping_metrics: dict[str, float] = {}  # of this step: what was done to its rewards and masks
         self.timers = metrics.StepTimers()  # of this step
+        self.sampling_metrics: dict[int, dict[str, float]] = {}  # step -> of its dynamic sampling
+        self.source = SOURCES[cfg.trainer.mode](self)
         # One thread for all policy work: the event loop stays free for heartbeats while torch computes.
         self._policy_thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
 
@@ -89,10 +94,16 @@ class RayPPOTrainer:
         await self.publish(step=first_step - 1)
         if self.cfg.trainer.eval_before_train and first_step == 1:
             self.trackers.log(await self.evaluate(step=0), 0)
-        for step in range(first_step, self.total_steps + 1):
-            if self.prompts_used_up:
-                break
-            await self.train_step(step)
+        self.source.begin(first_step)
+        try:
+            for step in range(first_step, self.total_steps + 1):
+                if self.source.used_up:
+                    break
+                await self.train_step(step)
+        except PromptsUsedUp:
+            await self.end_early()
+        finally:
+            await self.source.close()
         self.progress.waiting_for("the end of the run")
         return self.result
 
@@ -101,9 +112,9 @@ class RayPPOTrainer:
         started, self.shaping_metrics = time.perf_counter(), {}
         with timers.phase("step"):
             with timers.phase("generate"):
-                trajectories = await self.collect_batch(step)
+                trajectories = await self.source.take(step)
             with timers.phase("convert_to_training_input"):
-                batch = TrajectoryBatch.from_trajectories(trajectories)
+                batch = self.batch_of(trajectories)
             with timers.phase("postprocess_generator_output"):
                 batch = self.shape(batch)
             with timers.phase("fwd_logprobs_values_reward"):
@@ -115,7 +126,9 @@ class RayPPOTrainer:
             with timers.phase("train_critic_and_policy"):
                 update_metrics = await self.update(batch)
             with timers.phase("sync_weights"):
+                await self.source.before_publish()
                 await self.publish(step=step)
+                self.source.published(step)
         seconds = time.perf_counter() - started
         row = self.step_metrics(step, trajectories, batch, seconds) | update_metrics
         self.record(step, row, seconds)
@@ -135,7 +148,7 @@ class RayPPOTrainer:
         sampling = DynamicSampling(settings, batch_size=self.cfg.trainer.train_batch_size, seed=seed)
         while sampling.trajectories is None:
             sampling.take(await self.collect(sampling.ask(self.train_loader.next_batch()), step))
-        self.shaping_metrics |= sampling.metrics
+        self.sampling_metrics[step] = sampling.metrics
         return sampling.trajectories
 
     async def collect(self, tasks: Sequence[PromptTask], step: int) -> list[Trajectory]:
@@ -146,8 +159,18 @@ class RayPPOTrainer:
             sampling=self.generator.train_sampling,
             step=step,
             phase="train",
-            on_progress=lambda done, total: self.progress.waiting_for(f"rollouts {done}/{total}"),
+            on_progress=self.source.moved,
         )
+
+    def batch_of(self, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
+        """The samples that are trained on: each trajectory, or each of its turns."""
+        generator = self.cfg.generator
+        if not generator.step_wise_trajectories:
+            return TrajectoryBatch.from_trajectories(trajectories)
+        steps = step_wise.steps_of(trajectories)
+        samples = step_wise.merged(steps) if generator.merge_stepwise_output else steps
+        self.shaping_metrics |= step_wise.counts(steps, samples)
+        return TrajectoryBatch.from_trajectories(samples, step_wise=True)
 
     def shape(self, batch: TrajectoryBatch) -> TrajectoryBatch:
         """Rewards and masks as the algorithm wants them, before anything is computed from them."""
@@ -215,24 +238,18 @@ class RayPPOTrainer:
         """Rewards on the evaluation set under the evaluation's own sampling parameters."""
         if self.eval_dataset is None:
             return {}
-        n = self.cfg.generator.eval_n_samples_per_prompt
         with self.timers.phase("eval_generate"):
-            trajectories = await self.generator.generate(
-                self.eval_dataset.tasks(),
-                n_samples=n,
-                sampling=self.generator.eval_sampling,
+            row, trajectories, dump = await evaluate(
+                self.cfg,
+                generator=self.generator,
+                dataset=self.eval_dataset,
+                tokenizer=self.tokenizer,
+                progress=self.progress,
                 step=step,
-                phase="eval",
-                on_progress=lambda done, total: self.progress.waiting_for(f"evaluation {done}/{total}"),
             )
-        row = evaluation.evaluation_metrics(trajectories, n)
-        about = generation_metrics(trajectories) | self.generator.metrics("eval")
-        row |= {f"eval/all/{name}": value for name, value in about.items()}
         self.track_rollouts("eval", step, trajectories, self.cfg.trainer.num_logger_eval_samples)
-        if self.cfg.trainer.dump_eval_results:
-            self.result.files["evaluation rollouts"] = dumps.dump_evaluation(
-                self.export_folder, step, trajectories, row, self.tokenizer
-            )
+        if dump is not None:
+            self.result.files["evaluation rollouts"] = dump
         return row
 
     @property
@@ -245,12 +262,12 @@ class RayPPOTrainer:
 
     async def after_step(self, step: int, timers: metrics.StepTimers) -> dict[str, float]:
         """Evaluation, checkpoint and export where the step is due for one."""
-        trainer, last = self.cfg.trainer, step == self.total_steps or self.prompts_used_up
+        trainer, last = self.cfg.trainer, step == self.total_steps or self.source.used_up
         out: dict[str, float] = {}
         if due(step, trainer.eval_interval, last):
             with timers.phase("eval"):
                 out = await self.evaluate(step)
-        read, batches = self.train_loader.state_dict(), len(self.train_loader)
+        read, batches = self.source.trained_through(), len(self.train_loader)
         if not last and self.following.is_due(read, batches):
             self.progress.waiting_for("the reference, which follows the policy")
             with timers.phase("update_ref_with_policy"):  # before the checkpoint, which holds it
@@ -262,6 +279,17 @@ class RayPPOTrainer:
             with timers.phase("save_hf_model"):
                 await self.export(step)
         return out
+
+    async def end_early(self) -> None:
+        """What is due after the last step, where only the next one could tell that it was the last."""
+        step, trainer = self.result.last_step, self.cfg.trainer
+        self.progress.note(f"all epochs are through after step {step}, before the planned {self.total_steps} steps")
+        if trainer.eval_interval > 0 and step % trainer.eval_interval:
+            self.trackers.log(await self.evaluate(step), step)
+        if trainer.ckpt_interval > 0 and step % trainer.ckpt_interval:
+            await self.save_checkpoint(step)
+        if trainer.hf_save_interval > 0 and step % trainer.hf_save_interval:
+            await self.export(step)
 
     # State
 
@@ -285,6 +313,7 @@ class RayPPOTrainer:
         if changed:
             self.progress.note("changed since: " + ", ".join(f"{key}: {how}" for key, how in changed.items()))
         self.train_loader.load_state_dict(state["train_loader"])
+        self.source.load(checkpoints.state_of_mode(state, self.cfg.trainer.mode), folder)
         for name, group in self.trained().items():
             for note in await self.on_policy_thread(group.load, folder / name):
                 self.progress.note(note)
@@ -298,7 +327,9 @@ class RayPPOTrainer:
     async def save_checkpoint(self, step: int) -> None:
         self.progress.waiting_for(f"the checkpoint of step {step}")
         state = {
-            "train_loader": self.train_loader.state_dict(),
+            "train_loader": self.source.loader_state(),
+            "mode": self.cfg.trainer.mode,
+            "source": self.source.state(),
             "rows": [vars(row) for row in self.result.rows],
             "kl_coefficient": self.kl_coefficient,
             "reference_epochs": self.following.epochs,
@@ -316,6 +347,7 @@ class RayPPOTrainer:
         for name, group in self.trained().items():
             group.save(folder / name)
         self.following.save(folder)
+        self.source.save(folder)
 
     def trained(self) -> dict[str, Any]:
         """What is updated, saved and exported, by the name of its folder."""
@@ -350,6 +382,7 @@ class RayPPOTrainer:
             **metrics.reward_metrics(trajectories, self.n_samples),
             **metrics.batch_metrics(batch),
             **self.shaping_metrics,
+            **self.sampling_metrics.pop(step, {}),
             **generation_metrics(trajectories),
             **self.generator.metrics("train"),
             **logprob_gap_metrics(batch),
@@ -359,6 +392,7 @@ class RayPPOTrainer:
             "trainer/epoch": self.train_loader.epoch,
             "trainer/weight_version": self.rollouts.version,
             "trainer/tokens_per_second_per_gpu": metrics.tokens_per_second(batch, seconds, self.policy.num_workers),
+            **self.source.metrics(),
         }
 
     def record(self, step: int, row: dict[str, float], seconds: float) -> None:

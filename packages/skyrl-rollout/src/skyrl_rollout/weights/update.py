@@ -45,11 +45,16 @@ _SHOWN_DIFFERENCES = 20
 
 @dataclass(frozen=True)
 class PublishTarget:
-    """A server to publish to, and the epoch that its AcquireControl answered (on N replicas: the highest of all)."""
+    """A server to publish to, and the epoch that its AcquireControl answered (on N replicas: the highest of all).
+
+    retain_kv: running samples keep the KV that they have, where the server can do that; else they recompute it under
+    the new weights.
+    """
 
     url: str
     trainer_epoch: int
     credentials: Credentials | None = None
+    retain_kv: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,8 +265,12 @@ class ServerUpdate:
     async def commit(self, policy_id: str = "") -> None:
         """Switches the served weights of a policy. A lost reply is asked for again; committing twice moves the version
         once."""
+        retains = self.target.retain_kv and "retain" in self.info.capabilities.kv_policies
         request = weights_pb2.CommitUpdateRequest(
-            fence=self._fence(), update_id=self.update_id, expected_version=self.version_of(policy_id)
+            fence=self._fence(),
+            update_id=self.update_id,
+            expected_version=self.version_of(policy_id),
+            kv=wire.KV_POLICIES["retain" if retains else "recompute"],
         )
         try:
             left = self.deadline.left_s("CommitUpdate")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from skyrl.train.algorithms.episodes import last_steps, last_tokens
 from skyrl.train.algorithms.estimators.gae import gae
 from skyrl.train.algorithms.estimators.group_relative import grpo, maxrl, rloo
 from skyrl.train.algorithms.estimators.reinforce_plus_plus import reinforce_plus_plus
@@ -32,9 +33,24 @@ def register_advantage_estimator(name: str, estimator: Estimator) -> Estimator:
 
 
 def estimate(batch: TrajectoryBatch, algorithm: Any) -> TrajectoryBatch:
-    """The batch with `advantages_T` and `returns_T` of the configured estimator. ValueError for an unknown name."""
-    advantages_T, returns_T = ADVANTAGE_ESTIMATORS.pick(algorithm.advantage_estimator)(batch, algorithm)
+    """The batch with `advantages_T` and `returns_T` of the configured estimator. ValueError for an unknown name.
+
+    Where each turn is a sample of its own, the estimator sees one sequence an episode, its last step with the episode's
+    total reward, and every trained token of all its steps gets what the estimator gives that step's last token.
+    """
+    estimator = ADVANTAGE_ESTIMATORS.pick(algorithm.advantage_estimator)
+    if batch.trajectory_ids_S is not None:
+        advantages_T, returns_T = _of_episodes(batch, algorithm, estimator)
+    else:
+        advantages_T, returns_T = estimator(batch, algorithm)
     return batch.with_tensors(advantages_T=advantages_T, returns_T=returns_T)
+
+
+def _of_episodes(batch: TrajectoryBatch, algorithm: Any, estimator: Estimator) -> tuple[torch.Tensor, torch.Tensor]:
+    lasts, episodes_S = last_steps(batch)
+    episodes_T, at_E = episodes_S[batch.segment_ids_T], last_tokens(lasts)
+    advantages_T, returns_T = (values[at_E][episodes_T] * batch.loss_mask_T for values in estimator(lasts, algorithm))
+    return advantages_T, returns_T
 
 
 def normalise(advantages_T: torch.Tensor, loss_mask_T: torch.Tensor) -> torch.Tensor:

@@ -110,7 +110,8 @@ def grouped(trajectories: Sequence[Trajectory]) -> list[Group]:
     return list(groups.values())
 
 
-def is_useful(group: Group) -> bool:
-    """Whether the total rewards of its samples differ; a single sample always counts as useful."""
+def is_useful(group: Group, *, tolerance: float = 0.0) -> bool:
+    """Whether the total rewards of its samples differ, by more than `tolerance`; a single sample always counts as
+    useful."""
     rewards = [t.total_reward for t in group]
-    return len(rewards) == 1 or max(rewards) != min(rewards)
+    return len(rewards) == 1 or max(rewards) - min(rewards) > tolerance

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from skyrl.train.algorithms.episodes import episodes_of
 from skyrl.train.algorithms.segments import dense_ids, segment_sum
 from skyrl.train.policy.batch import TrajectoryBatch
 
@@ -49,15 +50,19 @@ def punish_overlong(
 
 def mask_zero_variance(batch: TrajectoryBatch, *, tolerance: float) -> tuple[TrajectoryBatch, Metrics]:
     """Masks groups of more than one live sample (one with a trained token) whose total rewards differ by no more than
-    `tolerance`. It works on token-level rewards as on one reward per response, where public SkyRL's does nothing.
+    `tolerance`; the steps of an episode are one sample. It works on token-level rewards as on one reward per response,
+    where public SkyRL's does nothing.
 
     reward/num_zero_variance_filtered counts these groups.
     """
-    scores_S = segment_sum(batch.rewards_T.double(), batch.segment_ids_T, batch.num_sequences)
-    live_S = segment_sum(batch.loss_mask_T, batch.segment_ids_T, batch.num_sequences) > 0
+    episodes_S, num_episodes = episodes_of(batch)
+    episodes_T = episodes_S[batch.segment_ids_T]
+    scores_E = segment_sum(batch.rewards_T.double(), episodes_T, num_episodes)
+    live_E = segment_sum(batch.loss_mask_T, episodes_T, num_episodes) > 0
     groups_S, num_groups = dense_ids(batch.group_ids_S)
-    count_G = segment_sum(live_S.long(), groups_S, num_groups)
-    spread_G = _largest(scores_S, live_S, groups_S, num_groups) + _largest(-scores_S, live_S, groups_S, num_groups)
+    groups_E = torch.zeros(num_episodes, dtype=torch.int64).scatter(0, episodes_S, groups_S)
+    count_G = segment_sum(live_E.long(), groups_E, num_groups)
+    spread_G = _largest(scores_E, live_E, groups_E, num_groups) + _largest(-scores_E, live_E, groups_E, num_groups)
     flat_G = (count_G > 1) & (spread_G <= tolerance)
     kept_T = ~flat_G[groups_S][batch.segment_ids_T]
     masked = batch.with_tensors(loss_mask_T=batch.loss_mask_T * kept_T)

@@ -3,6 +3,7 @@
 from skyrl.train.config.algorithm import AlgorithmConfig
 from skyrl.train.config.data import DataConfig, DataLoaderConfig
 from skyrl.train.config.environment import EnvironmentConfig, SkyRLGymConfig
+from skyrl.train.config.fully_async import FullyAsyncConfig
 from skyrl.train.config.generator import (
     ChatTemplateConfig,
     EvalSamplingParams,
@@ -39,6 +40,7 @@ __all__ = [
     "EnvironmentConfig",
     "EvalSamplingParams",
     "FSDPConfig",
+    "FullyAsyncConfig",
     "GeneratorConfig",
     "InferenceEngineConfig",
     "MixedPrecisionConfig",

@@ -61,6 +61,10 @@ class GeneratorConfig(ConfigPart):
     chat_template_kwargs: dict[str, Any] = key({}, "Arguments of the chat template, e.g. {enable_thinking: false}.")
     use_conversation_multi_turn: bool = key(True, "Observations are messages of their own turn.")
     append_eos_token_after_stop_str_in_multi_turn: bool = key(True, "Close a turn that ended at a stop text.")
+    step_wise_trajectories: bool = key(False, "Each turn of an episode is a sample of its own, after all before it.")
+    merge_stepwise_output: bool = key(
+        False, "step_wise_trajectories: turns of which each continues the tokens of the one before become one sample."
+    )
     zero_reward_on_non_stop: bool = key(False, "Reward 0 for rollouts that did not end by themselves.")
     use_cache_salt: bool = key(True, "Separate the server's caches by weight version; it always does here.")
     vision_language_generator: bool = key(False, "Prompts with images; only false is possible here.")

@@ -9,6 +9,7 @@ from skyrl.train.backends import KeyReport
 from skyrl.train.config.build import Built
 from skyrl.train.config.idle import ALGORITHM_IDLE, Idle
 from skyrl.train.config.inert import ALWAYS, why_inert
+from skyrl.train.config.mode_rules import MODE_IDLE, generates_only
 from skyrl.train.launch.command import ONLY_ON_GPUS
 from skyrl.train.launch.table import ServerEntry
 
@@ -106,6 +107,7 @@ def _takes(server: ServerEntry, name: str) -> bool:
 
 IDLE = (
     *ALGORITHM_IDLE,
+    *MODE_IDLE,
     Idle(
         ("trainer.micro_forward_batch_size_per_gpu",),
         lambda cfg: cfg.trainer.max_tokens_per_microbatch > 0,
@@ -118,7 +120,7 @@ IDLE = (
     ),
     Idle(
         ("data.val_data", "generator.eval_*", "trainer.dump_eval_results"),
-        lambda cfg: cfg.trainer.eval_interval <= 0 and not cfg.trainer.eval_before_train,
+        lambda cfg: not (cfg.trainer.eval_interval > 0 or cfg.trainer.eval_before_train or generates_only(cfg)),
         "nothing is evaluated (trainer.eval_interval, trainer.eval_before_train)",
     ),
     Idle(

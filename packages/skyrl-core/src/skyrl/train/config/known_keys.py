@@ -22,14 +22,12 @@ NOT_THE_DEFAULT = "known key, not honoured by this version: leave it out or set 
 UNUSED = {
     "trainer.*.model.lora.*": "LoRA is off",
     "trainer.algorithm.tis_imp_ratio_cap": "it is read with trainer.algorithm.use_tis=true only",
-    "trainer.fully_async.*": "rollouts and updates take turns",
-    "generator.merge_stepwise_output": "step-wise trajectories are off",
     "generator.inference_engine.fully_sharded_loras": "LoRA is off",
 }  # fmt: skip
 
 # Switches that turn something on: only their public default passes, whatever UNUSED says.
 SWITCHES = (
-    "trainer.*.model.lora.rank", "trainer.fully_async.enabled",
+    "trainer.*.model.lora.rank",
     "generator.inference_engine.fully_sharded_loras",
 )  # fmt: skip
 

@@ -63,6 +63,20 @@ def combine_parts(*extensions: Mapping[str, type]) -> dict[str, type]:
     return combined
 
 
+def parts_of(cls: type[SkyRLTrainConfig]) -> dict[str, type]:
+    """The `make_config` arguments that give a configuration with the keys of `cls`, so that it composes with others."""
+    plain = SkyRLTrainConfig.model_fields
+    parts: dict[str, Any] = {}
+    for name in ("trainer", "generator", "environment", "data"):
+        part = cls.model_fields[name].annotation
+        if part is not plain[name].annotation:
+            parts[f"{name}_cls"] = part
+    root: Any = cls
+    while (made_by := vars(root).get("__made_by__")) is not None:
+        root = made_by[1][0]
+    return parts if root is SkyRLTrainConfig else {**parts, "root_cls": root}
+
+
 @cache
 def _both(first: Any, second: Any) -> Any:
     """One section class with the keys of two."""

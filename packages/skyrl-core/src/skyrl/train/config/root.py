@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self, cast
 
 from omegaconf import OmegaConf
 from pydantic import model_validator
@@ -17,6 +18,7 @@ from skyrl.train.config.part import ConfigPart, section
 from skyrl.train.config.trainer import TrainerConfig
 
 DERIVED = (
+    "trainer.mode",
     "trainer.ckpt_path",
     "trainer.export_path",
     "trainer.log_path",
@@ -41,6 +43,16 @@ class SkyRLTrainConfig(ConfigPart):
         object.__setattr__(self, "trainer", _derived_trainer(self.trainer, self.generator))
         object.__setattr__(self, "generator", _derived_generator(self.generator, self.trainer))
         return self
+
+    @classmethod
+    def from_cli_overrides(cls, argv: Sequence[str]) -> Self:
+        """The configuration of a script of one's own, which hands it to `BasePPOExp(cfg).run()`: what the arguments say
+        over this class's defaults, checked, with the keys of the backend that they choose. ConfigError lists everything
+        that is wrong."""
+        from skyrl.train import backends  # both build configurations, and so know this module
+        from skyrl.train.config.make_config import parts_of
+
+        return cast(Self, backends.resolve(argv, parts_of(cls))[0])
 
     def with_backend(self, name: str) -> SkyRLTrainConfig:
         """This configuration with `trainer.backend=name`."""
@@ -72,8 +84,10 @@ def _below(tree: dict[str, Any], sections: list[str]) -> dict[str, Any]:
 
 
 def _derived_trainer(trainer: TrainerConfig, generator: GeneratorConfig) -> TrainerConfig:
-    """Reference model, temperature and folders; external servers share no device with the trainer."""
+    """Mode, reference model, temperature and folders; servers that run elsewhere or all the time share no device with
+    the trainer."""
     values: dict[str, Any] = {"resume_mode": trainer.resume_mode or "none"}
+    mode = values["mode"] = trainer.mode or ("fully_async" if trainer.fully_async.enabled else "plain")
     if trainer.strategy == "fsdp2":
         values["strategy"] = "fsdp"
     for name, folder in (("ckpt_path", "ckpts"), ("export_path", "exports"), ("log_path", "logs")):
@@ -85,7 +99,8 @@ def _derived_trainer(trainer: TrainerConfig, generator: GeneratorConfig) -> Trai
     if trainer.algorithm.temperature is None:
         values["algorithm"] = _with(trainer.algorithm, temperature=generator.sampling_params.temperature)
     placement = trainer.placement
-    if generator.inference_engine.external_server_urls and "colocate_all" not in placement.model_fields_set:
+    apart = generator.inference_engine.external_server_urls or mode in ("one_step_off", "fully_async")
+    if apart and "colocate_all" not in placement.model_fields_set:
         values["placement"] = _with(placement, colocate_all=False)
     return _with(trainer, **values)
 

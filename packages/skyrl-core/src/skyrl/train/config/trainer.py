@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from skyrl.train.config.algorithm import AlgorithmConfig
+from skyrl.train.config.fully_async import FullyAsyncConfig
 from skyrl.train.config.megatron import MtpConfig
 from skyrl.train.config.part import ConfigPart, Texts, key, section
 from skyrl.train.config.policy import CriticConfig, PolicyConfig, RefConfig
@@ -30,6 +31,16 @@ class TrainerConfig(ConfigPart):
     backend: str = key(
         "fsdp",
         "Which trainer backend runs: a name among the installed ones (an addition).",
+    )
+    mode: Literal["plain", "one_step_off", "fully_async", "generate"] | None = key(
+        None,
+        "plain: rollouts and updates take turns; one_step_off: the next batch is made during an update; fully_async: "
+        "rollouts never stop; generate: data.val_data is rolled out once and nothing is trained (an addition). Unset: "
+        "fully_async with trainer.fully_async.enabled=true, else plain.",
+    )
+    fully_async: FullyAsyncConfig = section(FullyAsyncConfig)
+    rollout_wait_timeout_s: float = key(
+        7200.0, "How long a step waits for rollouts while none of them ends (an addition).", gt=0
     )
     strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
         "fsdp", "Sharding of the fsdp backend; fsdp2 is the same thing."

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyrl.train import plugins
 from skyrl.train.algorithms.critic import uses_critic
-from skyrl.train.config import absent, algorithm_rules, schedules
+from skyrl.train.config import absent, algorithm_rules, mode_rules, schedules
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
 from skyrl.train.launch import table
@@ -103,7 +103,7 @@ def sampling(cfg: Any) -> Iterator[str]:
             "those that the trainer computes: set it to recompute, or leave these sampling parameters out"
         )
     temperature = cfg.trainer.algorithm.temperature
-    if temperature <= 0:
+    if temperature <= 0 and cfg.trainer.mode != "generate":
         yield (
             f"trainer.algorithm.temperature={temperature}: expected more than 0; greedy samples of a prompt are all "
             f"equal and carry no advantage: set generator.sampling_params.temperature above 0"
@@ -289,6 +289,6 @@ def model_paths(cfg: Any) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
-    own_modules, absent.rules, model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES, placement,
-    schedules.rules, servers, server_settings, server_sizes, checkpoints, folders,
+    own_modules, absent.rules, model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES,
+    *mode_rules.RULES, placement, schedules.rules, servers, server_settings, server_sizes, checkpoints, folders,
 )  # fmt: skip

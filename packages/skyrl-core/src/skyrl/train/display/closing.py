@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,5 +85,13 @@ def print_closing(rows: Sequence[StepRow], *, n_samples: int, files: dict[str, P
             f"reward {spark_line(rewards)} {rewards[0]:.3f} -> {rewards[-1]:.3f}", markup=False, highlight=False
         )
     print(f"trainer/global_step: {last_step}")
+    for name, path in files.items():
+        print(f"{name}: {path}")
+
+
+def print_metrics(metrics: Mapping[str, float], files: Mapping[str, Path]) -> None:
+    """Every figure under its name, and every file worth opening."""
+    for name, value in sorted(metrics.items()):
+        print(f"{name}: {value:.6g}")
     for name, path in files.items():
         print(f"{name}: {path}")

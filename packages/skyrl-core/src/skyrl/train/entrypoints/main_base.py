@@ -29,12 +29,21 @@ CLOSE_TIMEOUT_S = 30.0
 class BasePPOExp:
     """One run, from its configuration to its result. Each `get_` builds one part, and a subclass may build another.
 
-    `plugin` is the backend; unset, it is looked up by `cfg.trainer.backend`.
+    `plugin` is the backend; unset, it is looked up by `cfg.trainer.backend`. A subclass may name a trainer or a
+    generator of its own (`trainer_cls`, `generator_cls`): it stands before the backend's.
     """
+
+    trainer_cls: type | None = None
+    generator_cls: type | None = None
 
     def __init__(self, cfg: SkyRLTrainConfig, plugin: BackendPlugin | None = None) -> None:
         self.cfg = cfg
         self.plugin = plugin or backends.load_plugin(cfg.trainer.backend)
+
+    @property
+    def generates_only(self) -> bool:
+        """Whether nothing is trained (`trainer.mode=generate`)."""
+        return self.cfg.trainer.mode == "generate"
 
     # Parts
 
@@ -68,7 +77,8 @@ class BasePPOExp:
         from skyrl.train.data.prompts import PromptDataset
 
         trainer = self.cfg.trainer
-        if trainer.eval_interval <= 0 and not trainer.eval_before_train or not self.cfg.data.val_data:
+        evaluates = trainer.eval_interval > 0 or trainer.eval_before_train or self.generates_only
+        if not evaluates or not self.cfg.data.val_data:
             return None
         return PromptDataset.from_config(self.cfg, tokenizer, "val")
 
@@ -80,7 +90,8 @@ class BasePPOExp:
 
     def get_generator(self, tokenizer: Any, pool: Any) -> Any:
         """What makes trajectories of prompts against a pool of rollout servers."""
-        return import_attribute(self.plugin.generator_cls)(self.cfg, tokenizer, pool)
+        cls = in_front_of(self.generator_cls, import_attribute(self.plugin.generator_cls))
+        return cls(self.cfg, tokenizer, pool)
 
     def get_trackers(self) -> Any:
         """The sinks of `trainer.logger`."""
@@ -90,29 +101,36 @@ class BasePPOExp:
 
     def get_trainer(self, **parts: Any) -> Any:
         """The loop over these parts; see `RayPPOTrainer`."""
-        return import_attribute(self.plugin.trainer_cls)(self.cfg, **parts)
+        return in_front_of(self.trainer_cls, import_attribute(self.plugin.trainer_cls))(self.cfg, **parts)
 
     # The run
 
     def run(self) -> Any:
-        """Trains to the end and reports. Whatever happens, everything that it started is ended when it returns."""
+        """Trains to the end, or generates once, and reports. Whatever happens, everything that it started is ended when
+        it returns."""
         from skyrl.train.entrypoints import run_folders
 
         with run_folders.held(self.cfg):
             tokenizer = self.get_tokenizer()
-            loader = self.get_train_loader(self.get_train_dataset(tokenizer))
-            eval_dataset = self.get_eval_dataset(tokenizer)
+            if self.generates_only:
+                work = self._generate(tokenizer, self.get_eval_dataset(tokenizer))
+            else:
+                loader = self.get_train_loader(self.get_train_dataset(tokenizer))
+                work = self._run(tokenizer, loader, self.get_eval_dataset(tokenizer))
             runner = asyncio.Runner()
-            result = runner.run(self._run(tokenizer, loader, eval_dataset))
+            result = runner.run(work)
             # Only after success: on the way out of an error a thread may still compute, and this waits for it.
             runner.close()
             self.report(result)
             return result
 
     def report(self, result: Any) -> None:
-        """The closing table, the reward curve and the files of the run."""
-        from skyrl.train.display.closing import print_closing, save_reward_curve
+        """The closing table, the reward curve and the files of the run; of a run that only generates, its metrics."""
+        from skyrl.train.display.closing import print_closing, print_metrics, save_reward_curve
 
+        if self.generates_only:
+            print_metrics(*result)
+            return
         files = dict(result.files)
         if result.rows:
             curve = self.cfg.trainer.log_folder / "reward_curve.png"
@@ -148,6 +166,31 @@ class BasePPOExp:
             )
             return await trainer.train()
 
+    async def _generate(self, tokenizer: Any, dataset: Any) -> tuple[dict[str, float], dict[str, Path]]:
+        """(metrics, files); no policy is loaded, and nothing is published: the servers keep their weights."""
+        from skyrl.train.display.progress import Progress
+        from skyrl.train.evaluating import generate_only
+        from skyrl.train.launch.server import end_all
+        from skyrl.train.rollouts.service import RolloutService
+
+        async with AsyncExitStack() as stack:
+            stack.callback(end_all)
+            trackers = self.get_trackers()
+            stack.callback(trackers.close)
+            progress = stack.enter_context(Progress(0, enabled=self.cfg.trainer.progress))
+            rollouts = await RolloutService.open(
+                self.cfg, self.get_model_folder(), on_wait=progress.waiting_for, control=False
+            )
+            stack.push_async_callback(rollouts.close)
+            return await generate_only(
+                self.cfg,
+                generator=self.get_generator(tokenizer, rollouts.pool),
+                dataset=dataset,
+                tokenizer=tokenizer,
+                trackers=trackers,
+                progress=progress,
+            )
+
     async def _open(
         self, stack: AsyncExitStack, total_steps: int, on_wait: Callable[[str], None]
     ) -> tuple[Any, Any, Any | None, Any | None]:
@@ -157,6 +200,7 @@ class BasePPOExp:
         from skyrl.train.policy.contract import Role
         from skyrl.train.policy.critic import CriticGroup
         from skyrl.train.policy.group import PolicyGroup
+        from skyrl.train.policy.simulated import simulated
         from skyrl.train.rollouts.service import RolloutService
 
         cfg, trainer = self.cfg, self.cfg.trainer
@@ -178,6 +222,7 @@ class BasePPOExp:
 
         async def train() -> tuple[Any, Any | None, Any | None]:
             policy = await start(PolicyGroup, "policy", updates(trainer.policy_mini_batch_size))
+            policy = simulated(cfg, policy)
             reference = await start(PolicyGroup, "ref") if trainer.algorithm.needs_reference else None
             critic = None
             if uses_critic(trainer):
@@ -210,6 +255,13 @@ class BasePPOExp:
 def told(error: BaseException | None) -> str | None:
     """What ended the run, with its traceback, as trackers get it; None after success."""
     return None if error is None else "".join(traceback.format_exception(error))
+
+
+def in_front_of(own: type | None, backends: type) -> Any:
+    """A class that does what a user's class changes, and else what the backend's does."""
+    if own is None or issubclass(backends, own):
+        return backends
+    return own if issubclass(own, backends) else type(f"{own.__name__}On{backends.__name__}", (own, backends), {})
 
 
 async def _close(group: Any) -> None:

@@ -30,6 +30,7 @@ FULLY_ASYNC = ("trainer.fully_async.enabled=true",)
 
 PUBLIC_ENTRYPOINTS: dict[str, Selection] = {
     "skyrl.train.entrypoints.main_base": Selection(),
+    "skyrl.train.entrypoints.main_generate": Selection(("trainer.mode=generate",)),
     "examples.train.algorithms.dapo.main_dapo": Selection(DAPO),
     "examples.train.tis_correction.main_tis_dapo": Selection(DAPO),
     "examples.train.async.main_async": Selection(("trainer.mode=one_step_off",)),

@@ -36,10 +36,12 @@ def used(cfg: Any) -> dict[str, Path]:
     """Key -> folder, for those that something will be written into."""
     trainer = cfg.trainer
     out = {"trainer.log_path": trainer.log_folder}
-    if trainer.ckpt_interval > 0:
+    generates_only = trainer.mode == "generate"
+    if trainer.ckpt_interval > 0 and not generates_only:
         out["trainer.ckpt_path"] = Path(trainer.ckpt_path)
-    evaluates = bool(cfg.data.val_data) and (trainer.eval_interval > 0 or trainer.eval_before_train)
-    if trainer.hf_save_interval > 0 or trainer.dump_data_batch or (trainer.dump_eval_results and evaluates):
+    evaluates = bool(cfg.data.val_data) and (trainer.eval_interval > 0 or trainer.eval_before_train or generates_only)
+    trains = not generates_only and (trainer.hf_save_interval > 0 or trainer.dump_data_batch)
+    if trains or (trainer.dump_eval_results and evaluates):
         out["trainer.export_path"] = Path(trainer.export_path)
     return out
 

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from skyrl.train.failures import RunFailed
+
 R = TypeVar("R")
 
 
@@ -19,9 +21,17 @@ class Slots:
         self._freed = asyncio.Condition()
 
     @asynccontextmanager
-    async def hold(self, count: int) -> AsyncIterator[None]:
+    async def hold(self, count: int, *, name: str, timeout_s: float) -> AsyncIterator[None]:
+        """Slots for `count` samples. RunFailed, beginning with `name`, where nobody gives any back for `timeout_s`."""
         async with self._freed:
-            await self._freed.wait_for(lambda: self.in_flight == 0 or self.in_flight + count <= self.limit)
+            while self.in_flight and self.in_flight + count > self.limit:
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        await self._freed.wait()
+                except TimeoutError as error:
+                    raise RunFailed(
+                        f"{name}: {self.in_flight} samples are in flight, and none of them ended within {timeout_s:g} s"
+                    ) from error
             self.in_flight += count
         try:
             yield

@@ -15,6 +15,10 @@ R = TypeVar("R")
 KEY = "environment.on_error"
 
 
+class NothingLeft(RunFailed):
+    """Every sample that was asked for was left out."""
+
+
 class Drops:
     """`on_error` is `stop` or `drop`. What was left out is kept by phase until `taken` asks for it."""
 
@@ -35,10 +39,10 @@ class Drops:
             return None
 
     def require_some(self, kept: int, asked: int, phase: str) -> None:
-        """Raises RunFailed, with the first reason, where no sample is left to go on with."""
+        """Raises NothingLeft, with the first reason, where no sample is left to go on with."""
         if kept == 0 and asked > 0:
             first = self._messages[phase][-asked:][0]
-            raise RunFailed(f"all {asked} samples were left out ({KEY}=drop), the first because {first}")
+            raise NothingLeft(f"all {asked} samples were left out ({KEY}=drop), the first because {first}")
 
     def taken(self, phase: str) -> int:
         """How many samples of that phase were left out since it was asked last."""

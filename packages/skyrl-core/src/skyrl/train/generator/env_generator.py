@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 OnProgress = Callable[[int, int], None]
 
+# A request that holds slots ends by its own deadline; whoever waits for them waits a little longer.
+SLOT_MARGIN_S = 60.0
+
 
 class SamplingPool(Protocol):
     """What is needed of a `skyrl_rollout.pool.RolloutPool`."""
@@ -61,7 +64,6 @@ class _Round:
     step: int
     phase: str
     min_version: int
-    slots: Slots
 
 
 @dataclass
@@ -96,6 +98,7 @@ class EnvGenerator:
         self.threads = EnvironmentThreads(cfg.environment.skyrl_gym.max_env_workers)
         self.drops = Drops(cfg.environment.on_error)
         self._said_sampling_mode = False
+        self._slots = Slots(self._samples_at_once())  # of all calls: several may run at the same time
         plugins.import_plugins(cfg.environment.plugins)
         if cfg.environment.reward:
             environments.use_reward(cfg.environment.reward)
@@ -119,7 +122,8 @@ class EnvGenerator:
         environments.require({task.env_class for task in tasks})
         total, done = len(tasks) * n_samples, 0
         version = self.pool.highest_version()
-        round_ = _Round(sampling, self._mode(sampling), step, phase, version, Slots(self._samples_at_once()))
+        self._slots.limit = self._samples_at_once()
+        round_ = _Round(sampling, self._mode(sampling), step, phase, version)
 
         def one_more() -> None:
             nonlocal done
@@ -257,7 +261,7 @@ class EnvGenerator:
         parts: list[int | str] = [round_.step, round_.phase, task.uid, turn, group[0].repetition]
         sampling = replace(round_.sampling, seed=derive(self.cfg.trainer.seed, *parts))
         name = f"turn {turn} of prompt {task.uid} ({len(group)} samples, {draft.num_input_tokens} tokens of context)"
-        async with round_.slots.hold(len(group)):
+        async with self._slots.hold(len(group), name=name, timeout_s=timeout_s + SLOT_MARGIN_S):
             started = time.perf_counter()
             try:
                 generation = await self.pool.generate(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from skyrl.train.generator.trajectory import Trajectory
+from skyrl.train.generator.trajectory import Trajectory, TrajectoryID
 
 RESPONSE_FIELDS = (
     "loss_mask_T", "rewards_T", "rollout_logprobs_T", "weight_versions_T", "old_logprobs_T", "ref_logprobs_T",
@@ -31,7 +31,8 @@ NEEDED_FOR = {
 @dataclass(frozen=True)
 class TrajectoryBatch:
     """token_ids_N int64; seq_lens_S and prompt_lens_S int64, sequence s has seq_len - prompt_len response tokens;
-    group_ids_S int64, equal for the samples of one prompt. Response tensors are float32 (weight_versions_T int64);
+    group_ids_S int64, equal for the samples of one prompt; trajectory_ids_S int64, where each turn is a sequence of its
+    own: equal for the steps of one episode, which are in order. Response tensors are float32 (weight_versions_T int64);
     loss_weights_T and kl_weights_T float64, each token's share of the whole mini-batch's mean; selected_T bool, the
     tokens that a loss treats apart."""
 
@@ -51,6 +52,7 @@ class TrajectoryBatch:
     loss_weights_T: torch.Tensor | None = None
     kl_weights_T: torch.Tensor | None = None
     selected_T: torch.Tensor | None = None
+    trajectory_ids_S: torch.Tensor | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -108,6 +110,7 @@ class TrajectoryBatch:
             "seq_lens_S": self.seq_lens_S[index],
             "prompt_lens_S": self.prompt_lens_S[index],
             "group_ids_S": self.group_ids_S[index],
+            "trajectory_ids_S": None if self.trajectory_ids_S is None else self.trajectory_ids_S[index],
         }
         for name in RESPONSE_FIELDS:
             value = getattr(self, name)
@@ -124,10 +127,13 @@ class TrajectoryBatch:
         return TrajectoryBatch(**out)
 
     @staticmethod
-    def from_trajectories(trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
-        """Group ids number the distinct uids in order of first appearance."""
+    def from_trajectories(trajectories: Sequence[Trajectory], *, step_wise: bool = False) -> TrajectoryBatch:
+        """Group ids number the distinct uids in order of first appearance; step_wise: trajectories of one id are the
+        steps of one episode."""
         groups: dict[str, int] = {}
         group_ids = [groups.setdefault(t.id.uid, len(groups)) for t in trajectories]
+        episodes: dict[TrajectoryID, int] = {}
+        episode_ids = [episodes.setdefault(t.id, len(episodes)) for t in trajectories]
 
         def cat(arrays: Iterable[Any], dtype: torch.dtype) -> torch.Tensor:
             return torch.cat([torch.as_tensor(a, dtype=dtype) for a in arrays])
@@ -142,6 +148,7 @@ class TrajectoryBatch:
             rewards_T=cat([t.rewards for t in trajectories], torch.float32),
             rollout_logprobs_T=cat([t.rollout_logprobs for t in trajectories], torch.float32),
             weight_versions_T=cat([t.weight_versions for t in trajectories], torch.int64),
+            trajectory_ids_S=torch.tensor(episode_ids) if step_wise else None,
         )
 
 

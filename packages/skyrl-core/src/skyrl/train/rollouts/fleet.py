@@ -30,10 +30,13 @@ class CatchesUp(Protocol):
 
 
 class Fleet:
-    """The replicas of one run. `lock` is held while weights move; `epoch` is what all of them obey."""
+    """The replicas of one run. `lock` is held while weights move; `epoch` is what all of them obey; `retain_kv`:
+    samples that run over a publish keep their KV."""
 
-    def __init__(self, pool: RolloutPool, owner: str, epoch: int, *, url_file: UrlFile | None) -> None:
-        self.pool, self.owner, self.epoch = pool, owner, epoch
+    def __init__(
+        self, pool: RolloutPool, owner: str, epoch: int, *, url_file: UrlFile | None, retain_kv: bool = False
+    ) -> None:
+        self.pool, self.owner, self.epoch, self.retain_kv = pool, owner, epoch, retain_kv
         self.lock = asyncio.Lock()
         self.num_catch_ups = 0
         self._url_file = url_file
@@ -55,7 +58,7 @@ class Fleet:
         them where none answers, so that the error names them. Raises Fenced."""
         present = [r for r in self.pool.replicas if r.away_since is None]
         ready = [r for r in present if await self._control(r)] if present else list(self.pool.replicas)
-        return [PublishTarget(r.url, self.epoch) for r in ready]
+        return [PublishTarget(r.url, self.epoch, retain_kv=self.retain_kv) for r in ready]
 
     async def close(self) -> None:
         if self._task is not None:

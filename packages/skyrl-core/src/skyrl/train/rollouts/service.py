@@ -41,7 +41,7 @@ class RolloutService:
     while one server is left: one that misses a publish, restarts or joins gets the weights before it serves.
     """
 
-    def __init__(self, cfg: Any, processes: Sequence[ServerProcess], fleet: Fleet, pool: WatchedPool) -> None:
+    def __init__(self, cfg: Any, processes: Sequence[ServerProcess], fleet: Fleet | None, pool: WatchedPool) -> None:
         self.pool = pool
         self.version = 0
         self.version_of_step: dict[int, int] = {}
@@ -52,10 +52,16 @@ class RolloutService:
 
     @classmethod
     async def open(
-        cls, cfg: Any, model_path: str | Path, *, on_wait: Callable[[str], None] = lambda what: None
+        cls,
+        cfg: Any,
+        model_path: str | Path,
+        *,
+        on_wait: Callable[[str], None] = lambda what: None,
+        control: bool = True,
     ) -> RolloutService:
         """Connects to `generator.inference_engine.external_server_urls`, else starts `num_servers` servers of
-        `model_path`; takes control of all. `on_wait` is told what is waited for.
+        `model_path`; takes control of all, or of none where nothing will be published. `on_wait` is told what is waited
+        for.
 
         Raises ServerUnreachable for a dead endpoint (within 10 s), ValueError for a wrong one, and what
         `ServerProcess.start` raises. Nothing is left running then.
@@ -72,9 +78,12 @@ class RolloutService:
             pool.watch = ServerWatch(processes, pool)
             if (told := without_end(cfg, pool.clients[0].info.model.eos_token_ids)) is not None:
                 log.warning("%s", told)
+            if not control:
+                return cls(cfg, processes, None, pool)
             owner = f"{cfg.trainer.run_name}@{socket.gethostname()}:{os.getpid()}"
             epoch = await pool.acquire_control(owner, timeout_s=CONTROL_TIMEOUT_S)
-            fleet = Fleet(pool, owner, epoch, url_file=UrlFile(file, urls) if file is not None else None)
+            followed = UrlFile(file, urls) if file is not None else None
+            fleet = Fleet(pool, owner, epoch, url_file=followed, retain_kv=retains_kv(cfg))
             return cls(cfg, processes, fleet, pool)
         except BaseException:
             await _close(processes, pool, None)
@@ -92,9 +101,10 @@ class RolloutService:
         ServerDied.
         """
         self._watch.raise_if_gone()
+        assert self._fleet is not None, "opened without control: nothing can be published"
         try:
             async with self._fleet.lock:
-                report = await self._watch.guard(self._publish(policy))
+                report = await self._watch.guard(self._publish(policy, self._fleet))
         except DeadlineExceeded as error:
             key = "generator.inference_engine.publish_timeout_s"
             raise DeadlineExceeded(f"{error.message} ({key}={self._publish_timeout_s:g})") from error
@@ -111,7 +121,7 @@ class RolloutService:
             self.version_of_step[step] = self.version
         return report
 
-    async def _publish(self, policy: PublishesWeights) -> PublishReport:
+    async def _publish(self, policy: PublishesWeights, fleet: Fleet) -> PublishReport:
         """In a thread of its own: exporting and copying weights would hold up the event loop."""
         await self.pool.refresh(timeout_s=CONTROL_TIMEOUT_S)
         dtypes = {client.info.model.dtype for client in self.pool.clients}
@@ -122,7 +132,7 @@ class RolloutService:
             )
         report = await asyncio.to_thread(
             policy.publish,
-            await self._fleet.targets(),
+            await fleet.targets(),
             # its own too: a server that had the last version may have restarted, and a version is published once
             target_version=max(self.pool.highest_version(), self.version) + 1,
             dtype=dtypes.pop(),
@@ -140,7 +150,7 @@ class RolloutService:
             "rollouts/num_servers_away": float(sum(r.away_since is not None for r in replicas)),
             "rollouts/num_servers_stale": float(len(stale)),
             "rollouts/num_servers_missed_publish": float(self._num_missed),
-            "rollouts/num_catch_ups": float(self._fleet.num_catch_ups),
+            "rollouts/num_catch_ups": float(self._fleet.num_catch_ups if self._fleet else 0),
             "rollouts/num_moved_samples": float(self.pool.num_moves),
             "rollouts/num_kept_tokens": float(self.pool.num_kept_tokens),
             "rollouts/num_restarted_runs": float(self.pool.num_restarts),
@@ -149,6 +159,12 @@ class RolloutService:
     async def close(self) -> None:
         """Ends the connections, and the servers that `open` started."""
         await _close(self._processes, self.pool, self._fleet)
+
+
+def retains_kv(cfg: Any) -> bool:
+    """Whether samples that run over a publish keep the KV of the old weights; else they make it anew."""
+    trainer = cfg.trainer
+    return trainer.mode == "fully_async" and not trainer.fully_async.clear_kv_cache_on_weight_sync
 
 
 async def start_servers(cfg: Any, model_path: str, on_wait: Callable[[str], None]) -> list[ServerProcess]:

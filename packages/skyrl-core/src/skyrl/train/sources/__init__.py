@@ -1,0 +1,1 @@
+"""Where the rollouts of a step come from, and when they are made."""
