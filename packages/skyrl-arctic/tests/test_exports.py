@@ -19,7 +19,7 @@ from skyrl.train.policy.group import PolicyGroup
 from transformers import AutoModelForCausalLM
 
 GENERATION = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2], "pad_token_id": 3}
-BACKENDS = {"fsdp": (FSDP, {}), "zero0": (ARCTIC, {}), "zero3": (ARCTIC, {"zero_stage": 3})}
+BACKENDS = {"fsdp": (FSDP, {}), "zero3": (ARCTIC, {"zero_stage": 3})}
 
 
 @pytest.fixture(params=list(BACKENDS))

@@ -16,6 +16,8 @@ from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 from skyrl_rollout.reference.process import ReferenceServer
 
+pytestmark = pytest.mark.ci
+
 QUICKSTART = Path(skyrl.train.quickstart.__file__).parent
 Rows = list[dict[str, float]]
 
@@ -86,8 +88,6 @@ def test_the_reference_follows_the_policy_at_the_end_of_an_epoch_also_over_a_res
     straight = run(*own, "trainer.run_name=straight")
     first, second, third, fourth, fifth = column(straight, "policy/policy_kl")
     assert first == third == fifth == 0.0 and second > 0 and fourth > 0, "an epoch has two steps"
-    fixed = run(*own, "trainer.update_ref_every_epoch=false", "trainer.run_name=fixed")
-    assert column(fixed, "policy/policy_kl")[2] > 0
 
     run(*own, "trainer.ckpt_interval=3", "trainer.max_training_steps=3")
     resumed = run(*own, LATEST)

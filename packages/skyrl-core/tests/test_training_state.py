@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 import torch
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.policy.checkpoint import contents, shards
+from skyrl.train.policy.checkpoint.random_state import draw_random_state
 from skyrl.train.policy.checkpoint.stretch import Stretch, boxes
 from skyrl.train.policy.contract_suite import assert_identical, random_minibatch, scored, spec, tiny_model
 from skyrl.train.policy.fsdp.plugin import PLUGIN
@@ -169,3 +171,28 @@ def test_weights_alone_go_into_another_group(start: Any, model: Path, trained: A
     assert_identical(other.weights(), trained[0].weights())
     with pytest.raises(ValueError, match="weights without an optimizer"):
         other.load(tmp_path / "weights")
+
+
+def drawn() -> tuple[float, float, float]:
+    return float(torch.rand(())), float(np.random.rand()), random.random()
+
+
+def test_random_generators_come_back_with_as_many_workers_and_are_drawn_by_rank_with_others(
+    trained: Any, tmp_path: Path
+) -> None:
+    trained[0].save(tmp_path / "saved")
+    expected = drawn()
+    assert drawn() != expected
+    trained[0].load(tmp_path / "saved")
+    assert drawn() == expected
+    found = contents.read(tmp_path / "saved")
+    contents.write(tmp_path / "saved", found.model_copy(update={"world_size": 2}))
+    (note,) = trained[0].load(tmp_path / "saved")
+    assert "saved by 2 worker(s), resumed by 1" in note and "trainer.seed" in note
+    again = drawn()
+    trained[0].load(tmp_path / "saved")
+    assert drawn() == again != expected
+    draw_random_state(42, updates=1, rank=1)
+    assert drawn() != again, "another rank draws other numbers"
+    draw_random_state(42, updates=1, rank=0)
+    assert drawn() == again
