@@ -19,6 +19,8 @@ from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.policy.checkpoint import contents, shards
 from skyrl.train.policy.checkpoint.random_state import draw_random_state
 from skyrl.train.policy.checkpoint.stretch import Stretch, boxes
+from skyrl.train.policy.checkpoint.training_state import require_shared
+from skyrl.train.policy.contract import WorkerPlace
 from skyrl.train.policy.contract_suite import assert_identical, random_minibatch, scored, spec, tiny_model
 from skyrl.train.policy.fsdp.plugin import PLUGIN
 from skyrl.train.policy.group import PolicyGroup
@@ -196,3 +198,11 @@ def test_random_generators_come_back_with_as_many_workers_and_are_drawn_by_rank_
     assert drawn() != again, "another rank draws other numbers"
     draw_random_state(42, updates=1, rank=0)
     assert drawn() == again
+
+
+def test_a_folder_that_is_not_the_same_on_all_machines_is_told_when_it_is_saved(saved: Path) -> None:
+    alone = WorkerPlace(rank=0, world_size=1, device=torch.device("cpu"))
+    files = contents.read(saved).files
+    require_shared(saved, files, alone)
+    with pytest.raises(OSError, match=r"is not one folder for all workers: ranks \[0\] .* trainer\.ckpt_path"):
+        require_shared(saved, [*files, "tensors/__1_0.distcp"], alone)

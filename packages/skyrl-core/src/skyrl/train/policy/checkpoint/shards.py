@@ -102,12 +102,13 @@ def _index(path: Path) -> Metadata:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module in _SAFE_MODULES or name in _SAFE.get(module, ()) or getattr(torch, name, None).__class__ in _DTYPES:
+        is_constant = module == "torch" and isinstance(getattr(torch, name, None), _CONSTANTS)
+        if module in _SAFE_MODULES or name in _SAFE.get(module, ()) or is_constant:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in an index")
 
 
-_DTYPES = (torch.dtype, torch.layout, torch.memory_format)
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def _reasons(error: CheckpointException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def save(folder: Path, place: WorkerPlace, state: TrainingState) -> None:
     files: dict[str, contents.FileEntry] = {}
     for part in gathered(contents.digests(folder, own), place):
         files |= part
+    require_shared(folder, files, place)
     if place.rank == 0:
         found = Contents(
             made_by=state.made_by,
@@ -62,6 +64,17 @@ def save(folder: Path, place: WorkerPlace, state: TrainingState) -> None:
         )
         contents.write(folder, found)
     dist.barrier()
+
+
+def require_shared(folder: Path, files: Iterable[str], place: WorkerPlace) -> None:
+    """OSError on all ranks where one does not see what the others wrote (collective): whoever loads needs all of it."""
+    unseen = gathered(sum(not (folder / name).is_file() for name in files), place)
+    blind = [rank for rank, number in enumerate(unseen) if number]
+    if blind:
+        raise OSError(
+            f"{folder} is not one folder for all workers: ranks {blind} do not see what others wrote: give a "
+            f"trainer.ckpt_path that all machines share"
+        )
 
 
 def load(folder: Path, place: WorkerPlace, state: TrainingState, *, seed: int) -> tuple[Contents, list[str]]:
