@@ -6,6 +6,7 @@ An estimator takes a `TrajectoryBatch` and the algorithm's config and returns (a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from skyrl.train.algorithms.episodes import last_steps, last_tokens
 from skyrl.train.algorithms.estimators.gae import gae
 from skyrl.train.algorithms.estimators.group_relative import grpo, maxrl, rloo
 from skyrl.train.algorithms.estimators.reinforce_plus_plus import reinforce_plus_plus
+from skyrl.train.algorithms.padded import as_estimator
 from skyrl.train.algorithms.tables import Table
 from skyrl.train.policy.batch import TrajectoryBatch
 
@@ -27,9 +29,13 @@ ADVANTAGE_ESTIMATORS: Table[Estimator] = Table(
 )
 
 
-def register_advantage_estimator(name: str, estimator: Estimator) -> Estimator:
-    """Makes `trainer.algorithm.advantage_estimator=name` mean this function."""
-    return ADVANTAGE_ESTIMATORS.register(name, estimator)
+def register_advantage_estimator(name: str, estimator: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Makes `trainer.algorithm.advantage_estimator=name` mean this function: an `Estimator`, or one of the public form
+    (`padded.PaddedEstimator`). Without `estimator` it decorates the function. ValueError for a name that is taken."""
+    if estimator is None:
+        return partial(register_advantage_estimator, name)
+    ADVANTAGE_ESTIMATORS.register(name, as_estimator(estimator))
+    return estimator
 
 
 def estimate(batch: TrajectoryBatch, algorithm: Any) -> TrajectoryBatch:

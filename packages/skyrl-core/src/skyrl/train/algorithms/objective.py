@@ -34,7 +34,8 @@ def micro_loss(
     dtype = logprobs_T.dtype
     inputs = _loss_inputs(micro, logprobs_T)
     token_loss = POLICY_LOSSES.pick(algorithm.policy_loss_type)(inputs, algorithm)
-    policy_loss = (token_loss.loss_T * micro.require("loss_weights_T").to(dtype)).sum()
+    weights_T = micro.require("loss_weights_T").to(dtype)
+    policy_loss = (token_loss.loss_T if token_loss.weighed else token_loss.loss_T * weights_T).sum()
     mean_weights_T = (micro.loss_mask_T.double() / max(num_tokens, 1.0)).to(dtype)
     loss, shares = policy_loss, {"policy_loss": policy_loss}
     if algorithm.use_kl_loss:
@@ -88,4 +89,5 @@ def _loss_inputs(micro: TrajectoryBatch, logprobs_T: torch.Tensor) -> LossInputs
         positions_T=micro.positions_T,
         rollout_logprobs_T=micro.rollout_logprobs_T.to(dtype),
         selected_T=micro.selected_T,
+        loss_weights_T=micro.loss_weights_T,
     )

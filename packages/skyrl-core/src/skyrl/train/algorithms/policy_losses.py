@@ -6,6 +6,10 @@ reductions are elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from skyrl.train.algorithms.losses.cispo import cispo
 from skyrl.train.algorithms.losses.clipped import dual_clip, regular
 from skyrl.train.algorithms.losses.covariance import clip_cov, kl_cov
@@ -15,6 +19,7 @@ from skyrl.train.algorithms.losses.inputs import LossInputs, PolicyLoss, TokenLo
 from skyrl.train.algorithms.losses.rollout_is import rollout_is
 from skyrl.train.algorithms.losses.sapo import sapo
 from skyrl.train.algorithms.losses.unclipped import cross_entropy, importance_sampling
+from skyrl.train.algorithms.padded import as_policy_loss
 from skyrl.train.algorithms.tables import Table
 
 __all__ = ["POLICY_LOSSES", "LossInputs", "PolicyLoss", "TokenLoss", "policy_ratio", "register_policy_loss"]
@@ -37,6 +42,11 @@ POLICY_LOSSES: Table[PolicyLoss] = Table(
 )
 
 
-def register_policy_loss(name: str, loss: PolicyLoss) -> PolicyLoss:
-    """Makes `trainer.algorithm.policy_loss_type=name` mean this function, in every worker started afterwards."""
-    return POLICY_LOSSES.register(name, loss)
+def register_policy_loss(name: str, loss: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Makes `trainer.algorithm.policy_loss_type=name` mean this function, in every worker started afterwards: a
+    `PolicyLoss`, or one of the public form (`padded.PaddedLoss`). Without `loss` it decorates the function. ValueError
+    for a name that is taken."""
+    if loss is None:
+        return partial(register_policy_loss, name)
+    POLICY_LOSSES.register(name, as_policy_loss(loss))
+    return loss

@@ -43,7 +43,7 @@ class Table(Mapping[str, F], Generic[F]):
 
     def register(self, name: str, function: F) -> F:
         """Adds a user's function before the workers start, who then get it too. ValueError for a name that is taken."""
-        if self._functions.get(name, function) is not function:
+        if self._functions.get(name, function) != function:
             raise ValueError(f"{self.key}={name!r} is already taken: register the function under another name")
         self._functions[name] = self._added[name] = function
         return function

@@ -16,7 +16,8 @@ class LossInputs:
     """All [T]. `logprobs_T` carries the gradient; the others are constants. Segments are sequences, 0..S-1 within the
     micro-batch; groups are prompts; positions count from 0 within a response. `selected_T` (bool) are the tokens that
     the loss treats apart, chosen over the whole mini-batch; None for losses that choose none. A loss that is anchored
-    on the rollout may find the rollout's logprobs in `old_logprobs_T`."""
+    on the rollout may find the rollout's logprobs in `old_logprobs_T`. `loss_weights_T` is what each token's loss will
+    be multiplied by."""
 
     logprobs_T: torch.Tensor
     old_logprobs_T: torch.Tensor
@@ -27,15 +28,18 @@ class LossInputs:
     positions_T: torch.Tensor
     rollout_logprobs_T: torch.Tensor
     selected_T: torch.Tensor | None = None
+    loss_weights_T: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class TokenLoss:
     """`loss_T`, and per-token values to report as policy/loss_metrics/NAME: their mean over the trained tokens of the
-    mini-batch, or their largest or smallest where NAME ends in `_max` or `_min`."""
+    mini-batch, or their largest or smallest where NAME ends in `_max` or `_min`. `weighed` says that the loss has been
+    multiplied by the weights already; it may then have any shape."""
 
     loss_T: torch.Tensor
     metrics_T: dict[str, torch.Tensor] = field(default_factory=dict)
+    weighed: bool = False
 
 
 PolicyLoss = Callable[[LossInputs, Any], TokenLoss]
