@@ -24,8 +24,9 @@ def gradient_norms(folder: Path, loss: str, *overrides: str, rank: float = 0.0) 
     return [row["policy/grad_norm"] for row in rows]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("backend", ["fsdp", "arctic_rl"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("fsdp", marks=pytest.mark.long), pytest.param("arctic_rl", marks=pytest.mark.ci)]
+)
 def test_an_estimator_and_a_loss_of_a_users_script_run(tmp_path: Path, backend: str) -> None:
     norms = gradient_norms(tmp_path, "reinforce", f"trainer.backend={backend}")
     assert min(norms) > 0

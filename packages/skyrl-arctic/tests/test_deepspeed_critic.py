@@ -23,16 +23,17 @@ class DeepSpeedCritic(CriticContract):
         return ArcticSkyRLConfig.model_validate(tree)
 
 
+@pytest.mark.ci
 class TestZero0Critic(DeepSpeedCritic):
     """In float64."""
 
 
-@pytest.mark.ci
+@pytest.mark.long
 class TestZero2Critic(DeepSpeedCritic):
     arctic, dtype = {"zero_stage": 2}, FLOAT32
 
 
-@pytest.mark.ci
+@pytest.mark.long
 class TestZero3Critic(DeepSpeedCritic):
     arctic, dtype = {"zero_stage": 3}, FLOAT32
 

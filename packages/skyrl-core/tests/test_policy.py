@@ -33,7 +33,7 @@ class TestFsdpOnTwoRanks(PolicyContract):
     test_an_untied_head_is_exported_under_its_own_name = None
 
 
-@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.timeout(400)
 class TestFsdpCriticOnTwoRanks(CriticContract):
     plugin = PLUGIN

@@ -78,6 +78,7 @@ def test_a_checkpoint_without_its_trunk_is_refused_with_the_critics_key(tmp_path
         weights(model)
 
 
+@pytest.mark.ci
 def test_settings_of_the_critics_optimizer_reach_it(tmp_path: Path) -> None:
     model, batch = tiny_critic(tmp_path), taught(random_minibatch(6))
 
