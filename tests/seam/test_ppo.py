@@ -94,3 +94,15 @@ def test_every_key_of_ppo_changes_the_run(run: Any) -> None:
 def test_a_critic_that_nothing_reads_is_listed_and_not_started(run: Any) -> None:
     (row,) = run("grpo", "trainer.max_training_steps=1", "trainer.algorithm.advantage_estimator=grpo")
     assert not [name for name in row if name.startswith("critic/")]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_critic_and_policy_on_two_ranks_each_take_the_steps_of_one(run: Any, backend: str) -> None:
+    on = (f"trainer.backend={backend}", "trainer.max_training_steps=2")
+    alone = run("alone", *on)
+    two = run("two", *on, *(f"trainer.placement.{role}_num_gpus_per_node=2" for role in ("policy", "critic")))
+    for one, both in zip(alone, two, strict=True):
+        for name in (*(f"critic/{each}" for each in CRITIC), "policy/grad_norm", "loss/avg_raw_advantages_abs"):
+            assert both[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6), name

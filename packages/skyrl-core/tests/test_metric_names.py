@@ -61,7 +61,7 @@ def names(reference_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_three_runs_emit_every_listed_name_and_none_of_the_others(names) -> None:
+def test_four_runs_emit_every_listed_name_and_none_of_the_others(names) -> None:
     emitted = names(
         "trainer.run_name=reward", f"{A}.use_kl_loss=false", f"{A}.use_kl_in_reward=true",
         f"{A}.zero_variance_filter=true", "trainer.eval_interval=1", "trainer.ckpt_interval=1",
@@ -70,6 +70,9 @@ def test_three_runs_emit_every_listed_name_and_none_of_the_others(names) -> None
     off = ("trainer.eval_interval=0", "trainer.ckpt_interval=0", "trainer.hf_save_interval=0")
     emitted |= names("trainer.run_name=loss", f"{A}.use_kl_loss=true", *off)
     emitted |= names("trainer.run_name=anchor", f"{A}.use_kl_loss=false", f"{A}.policy_loss_type=rollout_is", *off)
+    critic = (f"{A}.advantage_estimator=gae", f"trainer.critic.model.path={QUICKSTART / 'tiny_model'}")
+    sizes = ("trainer.critic_mini_batch_size=4", f"{A}.use_kl_loss=false")
+    emitted |= names("trainer.run_name=critic", *critic, *sizes, *off)
     assert expected() - emitted == set()
     absent = listed("Not emitted")
     assert [name for name in emitted if any(fnmatch.fnmatchcase(name, pattern) for pattern in absent)] == []

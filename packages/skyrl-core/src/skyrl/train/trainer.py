@@ -221,11 +221,11 @@ class RayPPOTrainer:
         parts = (("critic", self.critic, trainer.critic_mini_batch_size),) if self.critic is not None else ()
         for name, group, size in (*parts, ("policy", self.policy, trainer.policy_mini_batch_size)):
             self.progress.waiting_for(f"the {name} update")
-            rows = []
+            started, rows = time.perf_counter(), []
             for _ in range(trainer.update_epochs_per_batch):
                 for minibatch in minibatches(batch, size):
                     rows.append(await self.on_policy_thread(group.update, minibatch, self.loss))
-            out |= metrics.mean_over_minibatches(rows)
+            out |= metrics.mean_over_minibatches(rows) | {f"timing/{name}_train": time.perf_counter() - started}
         return out
 
     async def publish(self, *, step: int) -> None:
