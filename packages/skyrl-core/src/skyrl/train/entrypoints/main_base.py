@@ -196,40 +196,17 @@ class BasePPOExp:
     ) -> tuple[Any, Any, Any | None, Any | None]:
         """(rollout service, policy, reference or None, critic or None), built at the same time, closed with the
         stack."""
-        from skyrl.train.algorithms.critic import uses_critic
-        from skyrl.train.policy.contract import Role
-        from skyrl.train.policy.critic import CriticGroup
-        from skyrl.train.policy.group import PolicyGroup
-        from skyrl.train.policy.simulated import simulated
         from skyrl.train.rollouts.service import RolloutService
 
-        cfg, trainer = self.cfg, self.cfg.trainer
         self._pin_cores()
 
-        def updates(mini_batch_size: int) -> int:
-            return total_steps * -(-trainer.train_batch_size // mini_batch_size) * trainer.update_epochs_per_batch
-
         async def serve() -> Any:
-            service = await RolloutService.open(cfg, self.get_model_folder(), on_wait=on_wait)
+            service = await RolloutService.open(self.cfg, self.get_model_folder(), on_wait=on_wait)
             stack.push_async_callback(service.close)
             on_wait("the policy")
             return service
 
-        async def start(cls: type[PolicyGroup], role: Role, steps: int = 0) -> Any:
-            group = await asyncio.to_thread(cls.create, cfg, self.plugin, role, total_steps=steps)
-            stack.push_async_callback(_close, group)
-            return group
-
-        async def train() -> tuple[Any, Any | None, Any | None]:
-            policy = await start(PolicyGroup, "policy", updates(trainer.policy_mini_batch_size))
-            policy = simulated(cfg, policy)
-            reference = await start(PolicyGroup, "ref") if trainer.algorithm.needs_reference else None
-            critic = None
-            if uses_critic(trainer):
-                critic = await start(CriticGroup, "critic", updates(trainer.critic_mini_batch_size))
-            return policy, reference, critic
-
-        serving, training = asyncio.create_task(serve()), asyncio.create_task(train())
+        serving, training = asyncio.create_task(serve()), asyncio.create_task(self._open_models(stack, total_steps))
         try:
             rollouts, (policy, reference, critic) = await asyncio.gather(serving, training)
         except BaseException:
@@ -237,6 +214,31 @@ class BasePPOExp:
             training.cancel()
             raise
         return rollouts, policy, reference, critic
+
+    async def _open_models(self, stack: AsyncExitStack, total_steps: int) -> tuple[Any, Any | None, Any | None]:
+        """(policy, reference or None, critic or None), one after the other."""
+        from skyrl.train.algorithms.critic import uses_critic
+        from skyrl.train.policy.contract import Role
+        from skyrl.train.policy.critic import CriticGroup
+        from skyrl.train.policy.group import PolicyGroup
+        from skyrl.train.policy.simulated import simulated
+
+        trainer = self.cfg.trainer
+
+        def updates(mini_batch_size: int) -> int:
+            return total_steps * -(-trainer.train_batch_size // mini_batch_size) * trainer.update_epochs_per_batch
+
+        async def start(cls: type[PolicyGroup], role: Role, steps: int = 0) -> Any:
+            group = await asyncio.to_thread(cls.create, self.cfg, self.plugin, role, total_steps=steps)
+            stack.push_async_callback(_close, group)
+            return group
+
+        policy = await start(PolicyGroup, "policy", updates(trainer.policy_mini_batch_size))
+        reference = await start(PolicyGroup, "ref") if trainer.algorithm.needs_reference else None
+        critic = None
+        if uses_critic(trainer):
+            critic = await start(CriticGroup, "critic", updates(trainer.critic_mini_batch_size))
+        return simulated(self.cfg, policy), reference, critic
 
     def _pin_cores(self) -> None:
         """Without GPUs, trainer and servers of this machine get cores of their own."""
