@@ -27,7 +27,7 @@ TIERS = {
 """Tier -> which tests pytest selects by their markers, and the seconds after which a run counts as hung. The aims, 3
 and 25 minutes on two quiet cores, are lower: a busy machine is slow, not wrong."""
 
-TWO_AT_A_TIME = ("--numprocesses=2", "--dist=loadgroup", "--no-loadscope-reorder")
+TWO_AT_A_TIME = ("--numprocesses=2", "--dist=loadscope", "--no-loadscope-reorder")
 """Most tests wait for a process to start, load or end; tests/conftest.py says which of them stay together. The order is
 kept, because it has the long runs first."""
 

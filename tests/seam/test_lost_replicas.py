@@ -1,6 +1,7 @@
 """One of two servers is killed in mid-generation and comes back: the run ends as if nothing had happened."""
 
 import asyncio
+import signal
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from test_backends_agree import FIVE_STEPS, exported
 from training_run import ROOT, TrainingRun
 from vllm_server import TINY_MODEL
 
-STEPS = 7
+STEPS = 8
 KILLED_IN, BACK_AT = 3, 6
 SERVER = ("--model", str(TINY_MODEL), "--token-delay-ms", "4")  # a sample takes a while, and does not know the weights
 
@@ -55,7 +56,9 @@ def test_every_sample_is_accounted_for_when_a_server_is_killed_and_restarted(tmp
         wait_until_it_makes_tokens(two)
         two.kill()
         run.wait_for_step(BACK_AT - 1)
+        run.signal(signal.SIGSTOP)  # so that the server is back for the last steps, however long it takes to start
         with ReferenceServer(*SERVER, listen=two.url.removeprefix("grpc://")) as back:
+            run.signal(signal.SIGCONT)
             assert run.wait(120) == 0, run.output[-4000:]
             assert back.alive
     steps = run.steps()
