@@ -174,6 +174,7 @@ class Updater:
         if update.is_live:
             update.move(UpdateState.ABORTED)
             self._free()
+            self._swapper.release_memory()
         return update
 
     def abort_live(self) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
-from pathlib import Path
 from typing import Protocol, TypeVar
 
-from skyrl_rollout.errors import CorruptBytes, InvalidRequest, OffsetHole, StagingFull, WrongState
+from skyrl_rollout.errors import CorruptBytes, InvalidRequest, OffsetHole, WrongState
+from skyrl_rollout.server.staging_memory import StagingMemory
 from skyrl_rollout.weights.manifest import Manifest, TensorLayout, TensorSpec, content_digest
 from skyrl_rollout.weights.shm import map_segment
 
-MEMORY_RESERVE_BYTES = 64 << 20  # what the rest of the server may need while an update waits
 COPY_BLOCK_BYTES = 8 << 20  # between two of them a copy can be cancelled, and tells how far it is
 
 _Source = TypeVar("_Source")
@@ -51,14 +49,10 @@ class OwnStaging:
 
     releases_source = True
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, memory: StagingMemory) -> None:
         """Raises StagingFull when too little memory is left."""
-        self._sizes = manifest.shard_nbytes()
-        need_memory(sum(self._sizes.values()))
-        try:
-            self._maps = {shard: mmap.mmap(-1, max(size, 1)) for shard, size in self._sizes.items()}
-        except (OSError, OverflowError) as error:
-            raise StagingFull(f"no memory for {sum(self._sizes.values()) / 1e6:.0f} MB of staging: {error}") from error
+        self._sizes, self._memory = manifest.shard_nbytes(), memory
+        self._maps = memory.take(self._sizes)
         self.durable = dict.fromkeys(self._sizes, 0)
 
     def view(self, spec: TensorSpec) -> memoryview:
@@ -68,7 +62,9 @@ class OwnStaging:
         self.durable[shard] = 0
 
     def close(self) -> None:
-        _close(self._maps)
+        maps, self._maps = self._maps, {}
+        if maps:
+            self._memory.give_back(maps)
 
 
 class InlineStaging(OwnStaging):
@@ -111,8 +107,8 @@ class CopiedStaging(OwnStaging):
     """Copied from files or segments of the trainer, by reads: a source that is cut short meanwhile is an error here,
     where a mapping would end the process."""
 
-    def __init__(self, manifest: Manifest, open_shard: OpenShard) -> None:
-        super().__init__(manifest)
+    def __init__(self, manifest: Manifest, memory: StagingMemory, open_shard: OpenShard) -> None:
+        super().__init__(manifest, memory)
         self._open_shard = open_shard
         self._copying = asyncio.Lock()
 
@@ -195,35 +191,6 @@ def tensors(staging: Staging, manifest: Manifest) -> Iterator[tuple[TensorLayout
     """Layout and bytes of every tensor, in the manifest's order."""
     for spec in manifest.tensors:
         yield spec.layout, staging.view(spec)
-
-
-def need_memory(nbytes: int) -> None:
-    """Raises StagingFull when this machine has not so much left."""
-    free = available_memory()
-    if nbytes + MEMORY_RESERVE_BYTES > free:
-        raise StagingFull(
-            f"the update needs {nbytes / 1e6:.0f} MB to be staged and this machine has {free / 1e6:.0f} MB left: "
-            f"free memory, or publish through shared memory on one host"
-        )
-
-
-def available_memory() -> int:
-    """Bytes that can be taken without swapping, by the machine and by the container's limit."""
-    try:
-        free = _field(Path("/proc/meminfo"), "MemAvailable:") * 1024
-    except (OSError, StopIteration):
-        return sys.maxsize  # no such file on this system: the allocation itself will tell
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        reclaimable = _field(Path("/sys/fs/cgroup/memory.stat"), "inactive_file")
-    except (OSError, StopIteration):
-        return free
-    return free if limit == "max" else min(free, int(limit) - used + reclaimable)
-
-
-def _field(path: Path, name: str) -> int:
-    return next(int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == name)
 
 
 def _opened(open_source: Callable[[_Source, int], _Opened], source: _Source, nbytes: int) -> _Opened:

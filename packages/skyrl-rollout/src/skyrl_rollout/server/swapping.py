@@ -17,10 +17,10 @@ from skyrl_rollout.server.staging import (
     MappedStaging,
     OwnStaging,
     Staging,
-    need_memory,
     tensors,
     verify,
 )
+from skyrl_rollout.server.staging_memory import StagingMemory, need_memory
 from skyrl_rollout.server.state import BASE_POLICY, ServerState
 from skyrl_rollout.server.updates import Update
 from skyrl_rollout.weights.file import open_shard
@@ -34,7 +34,7 @@ class Swapper:
         self.adapters = adapters
         self._engine, self._state = engine, state
         self._host_copy = HostCopy() if options.delta else None
-        self._update_root = options.update_root
+        self._memory, self._update_root = StagingMemory(), options.update_root
         self._leaving: asyncio.Task[None] | None = None
         self._swaps: dict[str, Callable[[Update, Staging], Awaitable[None]]] = {
             "full": self._swap_full,
@@ -67,13 +67,17 @@ class Swapper:
         if manifest.kind == "overwrite":
             need_memory(sum(manifest.shard_nbytes().values()) + scratch_nbytes(manifest))
         if update.transport == "inline":
-            return InlineStaging(manifest)
+            return InlineStaging(manifest, self._memory)
         if update.transport == "file":
             root = self._update_root
             assert root is not None
-            return CopiedStaging(manifest, lambda shard, nbytes: open_shard(root, update.folder, shard, nbytes))
+            return CopiedStaging(
+                manifest, self._memory, lambda shard, nbytes: open_shard(root, update.folder, shard, nbytes)
+            )
         if self._host_copy is not None and manifest.kind == "full":
-            return CopiedStaging(manifest, lambda shard, nbytes: open_segment(update.segments[shard], nbytes))
+            return CopiedStaging(
+                manifest, self._memory, lambda shard, nbytes: open_segment(update.segments[shard], nbytes)
+            )
         return MappedStaging(manifest, update.segments)
 
     def verify(self, update: Update, staging: Staging) -> None:
@@ -96,6 +100,10 @@ class Swapper:
         staging.close()
         if isinstance(staging, Collective):
             self._leaving = staging.leaving
+
+    def release_memory(self) -> None:
+        """What is kept for the next update goes: none may come."""
+        self._memory.release()
 
     async def _swap_full(self, update: Update, staging: Staging) -> None:
         if isinstance(staging, Collective):
