@@ -74,6 +74,17 @@ def test_ppo_resumes_bit_for_bit(run: Any, tmp_path: Path, backend: str) -> None
     assert "value_head.weight" in exported and "lm_head.weight" not in exported
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("first", "then"), [BACKENDS, BACKENDS[::-1]])
+def test_ppo_goes_on_under_the_other_backend(run: Any, first: str, then: str) -> None:
+    whole = run("whole", f"trainer.backend={first}", "trainer.max_training_steps=3")
+    run("stopped", f"trainer.backend={first}", "trainer.max_training_steps=2", "trainer.ckpt_interval=2")
+    resume = ("trainer.max_training_steps=3", "trainer.resume_mode=latest")
+    (resumed,) = run("stopped", f"trainer.backend={then}", *resume)
+    for name in (*(f"critic/{each}" for each in CRITIC), "policy/grad_norm", "reward/avg_raw_reward"):
+        assert resumed[name] == pytest.approx(whole[2][name], rel=1e-3, abs=1e-6), name
+
+
 @pytest.mark.ci
 def test_every_key_of_ppo_changes_the_run(run: Any) -> None:
     two = ("trainer.max_training_steps=2", "trainer.update_epochs_per_batch=2")
