@@ -9,7 +9,7 @@ from batches import batch_of
 from skyrl.train.algorithms.advantages import estimate, register_advantage_estimator
 from skyrl.train.algorithms.objective import micro_loss
 from skyrl.train.algorithms.padded import Rectangle
-from skyrl.train.algorithms.policy_losses import register_policy_loss
+from skyrl.train.algorithms.policy_losses import POLICY_LOSSES, register_policy_loss
 from skyrl.train.config import AlgorithmConfig
 from skyrl.train.policy.minibatch import prepare
 from skyrl.train.policy.shares import combine
@@ -82,7 +82,7 @@ def test_a_loss_of_the_public_form_has_the_gradient_of_the_flat_one_for_any_micr
 
 
 def test_an_older_loss_without_rollout_logprobs_and_with_one_number_is_taken_too():
-    register_policy_loss("older", lambda log_probs, old_log_probs, advantages, config: (-log_probs.sum(), 0.5))
+    POLICY_LOSSES.register("older", lambda log_probs, old_log_probs, advantages, config: (-log_probs.sum(), 0.5))
     algorithm = AlgorithmConfig(policy_loss_type="older", use_kl_loss=False)
     prepared, known = prepare(scored(), algorithm, world_size=1)
     logprobs = torch.zeros(6, requires_grad=True)

@@ -6,7 +6,6 @@ An estimator takes a `TrajectoryBatch` and the algorithm's config and returns (a
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,16 +25,14 @@ MIN_VARIANCE = 1e-8
 ADVANTAGE_ESTIMATORS: Table[Estimator] = Table(
     "trainer.algorithm.advantage_estimator",
     {"grpo": grpo, "rloo": rloo, "maxrl": maxrl, "reinforce++": reinforce_plus_plus, "gae": gae},
+    adapted=as_estimator,
 )
 
 
 def register_advantage_estimator(name: str, estimator: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Makes `trainer.algorithm.advantage_estimator=name` mean this function: an `Estimator`, or one of the public form
     (`padded.PaddedEstimator`). Without `estimator` it decorates the function. ValueError for a name that is taken."""
-    if estimator is None:
-        return partial(register_advantage_estimator, name)
-    ADVANTAGE_ESTIMATORS.register(name, as_estimator(estimator))
-    return estimator
+    return ADVANTAGE_ESTIMATORS.register(name, estimator)
 
 
 def estimate(batch: TrajectoryBatch, algorithm: Any) -> TrajectoryBatch:

@@ -7,7 +7,6 @@ reductions are elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from skyrl.train.algorithms.losses.cispo import cispo
@@ -39,6 +38,7 @@ POLICY_LOSSES: Table[PolicyLoss] = Table(
         "cross_entropy": cross_entropy,
         "importance_sampling": importance_sampling,
     },
+    adapted=as_policy_loss,
 )
 
 
@@ -46,7 +46,4 @@ def register_policy_loss(name: str, loss: Callable[..., Any] | None = None) -> C
     """Makes `trainer.algorithm.policy_loss_type=name` mean this function, in every worker started afterwards: a
     `PolicyLoss`, or one of the public form (`padded.PaddedLoss`). Without `loss` it decorates the function. ValueError
     for a name that is taken."""
-    if loss is None:
-        return partial(register_policy_loss, name)
-    POLICY_LOSSES.register(name, as_policy_loss(loss))
-    return loss
+    return POLICY_LOSSES.register(name, loss)

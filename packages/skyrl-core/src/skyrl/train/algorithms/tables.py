@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from skyrl.train.config.problems import listed
@@ -13,10 +14,11 @@ _TABLES: dict[str, Table[Any]] = {}
 
 
 class Table(Mapping[str, F], Generic[F]):
-    """Functions by name. `key` is the config key that holds the name; it stands in every error."""
+    """Functions by name. `key` is the config key that holds the name; it stands in every error. `adapted` makes a
+    user's function one of this table's, where it has another form."""
 
-    def __init__(self, key: str, builtin: Mapping[str, F]) -> None:
-        self.key = key
+    def __init__(self, key: str, builtin: Mapping[str, F], adapted: Callable[[Any], F] | None = None) -> None:
+        self.key, self._adapted = key, adapted
         self._functions: dict[str, F] = dict(builtin)
         self._added: dict[str, F] = {}
         _TABLES[key] = self
@@ -41,11 +43,15 @@ class Table(Mapping[str, F], Generic[F]):
             return self._functions[name]
         raise ValueError(f"{self.key}={name}: {listed(name, self)}")
 
-    def register(self, name: str, function: F) -> F:
-        """Adds a user's function before the workers start, who then get it too. ValueError for a name that is taken."""
-        if self._functions.get(name, function) != function:
+    def register(self, name: str, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        """Adds a user's function before the workers start, who then get it too, and returns it as it was given. Without
+        one it is the decorator that does so. ValueError for a name that is taken."""
+        if function is None:
+            return partial(self.register, name)
+        ours: Any = function if self._adapted is None else self._adapted(function)
+        if self._functions.get(name, ours) != ours:
             raise ValueError(f"{self.key}={name!r} is already taken: register the function under another name")
-        self._functions[name] = self._added[name] = function
+        self._functions[name] = self._added[name] = ours
         return function
 
 
