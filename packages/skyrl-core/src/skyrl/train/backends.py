@@ -106,7 +106,9 @@ def resolve(
     found = _find(_chosen(overrides))
     if isinstance(found, ModuleType):
         raise SystemExit(found.main() or 0)
-    overrides.leaves.pop(tuple(OLDER_SPELLING.split(".")), None)
+    older = overrides.leaves.pop(tuple(OLDER_SPELLING.split(".")), None)
+    if older is not None and older.value is not None:
+        selected = {OLDER_SPELLING: f"the older spelling of {BACKEND}={found.name}"}
     built = build(make_config(**combine_parts(parts or {}, found.config_parts)), overrides, backends=installed())
     cfg = built.cfg.with_backend(found.name)
     validate(cfg)

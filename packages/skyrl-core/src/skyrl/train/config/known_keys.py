@@ -41,7 +41,8 @@ RENAMED = {
     "generator.inference_engine_pipeline_parallel_size": "generator.inference_engine.pipeline_parallel_size",
     "generator.inference_engine_data_parallel_size": "generator.inference_engine.data_parallel_size",
     "generator.inference_engine.remote_urls": "generator.inference_engine.external_server_urls",
-    "generator.inference_engine.external_proxy_url": "generator.inference_engine.external_server_urls",
+    "generator.inference_engine.external_proxy_url": "generator.inference_engine.external_server_urls="
+    "['grpc://host:port'] (the trainer balances over the servers itself)",
     "generator.remote_inference_engine_urls": "generator.inference_engine.external_server_urls",
 }
 GONE = {
