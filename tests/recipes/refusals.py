@@ -136,18 +136,6 @@ PASSING = (
         )
     ),
     Refusal(not_yet("trainer.critic.model.lora.rank=32", "0"), "LoRA", ("train/lora/run_qwen2_5_0.5b_gsm8k_ppo_lora",)),
-    *(
-        Refusal(
-            f"trainer.critic.model.path={model}: critics are not honoured by this version; take an estimator without "
-            f"one, such as trainer.algorithm.advantage_estimator=grpo",
-            "PPO",
-            (name,),
-        )
-        for model, name in (
-            ("Qwen/Qwen2.5-0.5B-Instruct", "train/lora/run_qwen2_5_0.5b_gsm8k_ppo_lora"),
-            ("Qwen/Qwen2.5-1.5B-Instruct", "train/ppo/run_ppo"),
-        )
-    ),
     Refusal(
         not_yet("trainer.fully_async.enabled=true", "false"),
         "fully asynchronous training",

@@ -20,6 +20,7 @@ from skyrl.train.entrypoints import main_base
 
 from arctic_rl.config import CONFIG_PARTS
 from arctic_rl.key_report import report
+from arctic_rl.memory import state_memory
 
 NAME = "arctic_rl"
 # Where one of these is set, a run says itself what it trains on what.
@@ -40,6 +41,7 @@ PLUGIN = BackendPlugin(
     environ_prefixes=("ARCTIC_",),
     worker_environ=worker_environ,
     report=report,
+    state_memory=state_memory,
 )
 
 

@@ -44,7 +44,8 @@ class BackendPlugin:
     config_parts: classes for `make_config` ({"trainer_cls": ...}). policy_factory: (cfg, place, role, *, total_steps)
     -> PolicyBackend, called inside the worker; total_steps counts the optimizer steps of the whole run.
     worker_environ: (cfg) -> variables that every worker process gets besides the driver's own variables with
-    `environ_prefixes`. report: (cfg, user_keys) -> KeyReport.
+    `environ_prefixes`. report: (cfg, user_keys) -> KeyReport. state_memory: (cfg, role, ModelSize) -> bytes of weights,
+    gradients and optimizer in one worker, for `--check`; unset: as the fsdp backend shards them.
     """
 
     name: str
@@ -55,6 +56,7 @@ class BackendPlugin:
     environ_prefixes: tuple[str, ...] = ()
     worker_environ: Callable[[Any], dict[str, str]] | None = None
     report: Callable[[Any, tuple[str, ...]], KeyReport] | None = None
+    state_memory: Callable[[Any, str, Any], dict[str, float]] | None = None
 
 
 def installed() -> tuple[str, ...]:

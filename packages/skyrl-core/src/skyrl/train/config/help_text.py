@@ -16,6 +16,7 @@ usage: {program} [key=value | @run.yaml] ...
   order            later arguments win over earlier ones, files included
   null             unsets a key; 'quoted' text stays text; ${{other.key}} is replaced by that key's value
   --help WORD      only the keys that contain WORD
+  --check          what the run would be: configuration, batches, memory; nothing is started
 
 the rollout server is
   started          generator.inference_engine.backend=vllm (by the servers table), or

@@ -1,4 +1,5 @@
-"""The plain entrypoint: `python -m skyrl.train.entrypoints.main_base key=value ... @run.yaml`.
+"""The plain entrypoint: `python -m skyrl.train.entrypoints.main_base key=value ... @run.yaml`, with `--check` to see
+what it would run.
 
 A script of one's own registers its environments or losses, subclasses `BasePPOExp` where it wants other parts, and
 calls `main(exp_cls=..., parts=...)`, or `BasePPOExp(cfg).run()` with a configuration of its own.
@@ -24,6 +25,7 @@ from skyrl.train.entrypoints.exits import run_to_exit
 log = logging.getLogger("skyrl.train.entrypoints.main_base")  # also when run by -m
 
 CLOSE_TIMEOUT_S = 30.0
+CHECK = "--check"
 
 
 class BasePPOExp:
@@ -284,16 +286,20 @@ def main(
     """Runs the arguments (unset: the process's own). Returns after success; else the process ends with its code.
 
     `parts` are `make_config` arguments of the caller's own sections. `before` may change the arguments; what it raises
-    is told like any other wrong configuration.
+    is told like any other wrong configuration. `--check` among the arguments reports the run and starts nothing.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     folder: list[Path] = []
 
     def work() -> None:
-        wants_help, word, arguments = _help_wanted(given)
+        checks_only = CHECK in given
+        wants_help, word, arguments = _help_wanted([argument for argument in given if argument != CHECK])
         arguments = list(before(arguments) if before else arguments)
         if wants_help:
             print(help_for(arguments, parts or {}, word=word))
+            return
+        if checks_only:
+            print("\n".join(check_for(arguments, parts or {})))
             return
         cfg, plugin = backends.resolve(arguments, parts or {})
         folder.append(cfg.trainer.log_folder)
@@ -301,6 +307,15 @@ def main(
         exp_cls(cfg, plugin).run()
 
     run_to_exit(work, log_folder=lambda: folder[0] if folder else None)
+
+
+def check_for(arguments: Sequence[str], parts: Mapping[str, type]) -> list[str]:
+    """The lines of `--check`: what these arguments would run. ConfigError where they would not."""
+    from skyrl.train.display import check
+
+    keys: list[str] = []
+    cfg, plugin = backends.resolve(arguments, parts, announce=keys.append)
+    return list(check.report(cfg, plugin, keys))
 
 
 def help_for(arguments: Sequence[str], parts: Mapping[str, type], *, word: str = "") -> str:
