@@ -23,12 +23,14 @@ BY_FLAG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "*": ("loss/avg_raw_advantages_abs",),
     },
     f"{CORRECTION}tis_ratio_type": {"null": (), "*": (f"{LOSS}is_ratio_mean",)},
-    f"{CORRECTION}sequence_mask_metric": {"geometric": (f"{LOSS}geo_sequence_mask_over_high_cap_ratio",)},
+    f"{CORRECTION}sequence_mask_metric": {"geometric": (f"{LOSS}geo_sequence_mask_masked_ratio",)},
     "trainer.algorithm.use_tis": {"true": (f"{LOSS}tis_token_clip_high_ratio",)},
     "trainer.policy.optimizer_config.lr": {"*": ("policy/policy_lr",)},
     "trainer.fully_async.enabled": {"true": ("async/staleness_mean",)},
     "generator.max_turns": {"1": (), "*": ("generate/tokens_per_turn_mean",)},
 }
+# Where nothing is trained.
+SIMULATED = {"trainer.fully_async.enabled": BY_FLAG["trainer.fully_async.enabled"]}
 # Metrics of an evaluation, where there is one.
 EVALUATED = {"trainer.eval_before_train": {"true": ("eval/all/avg_score",)}}
 

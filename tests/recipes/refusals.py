@@ -66,7 +66,10 @@ LASTING = (
         "generator.inference_engine.external_proxy_url: write generator.inference_engine.external_server_urls="
         "['grpc://host:port'] (the trainer balances over the servers itself) instead",
         "the recipe names HTTP servers of its own; rollout servers here speak gRPC",
-        ("train/remote_inference_server/run_remote",),
+        (
+            "train/fully_async/sim_trainer/run_fully_async_sim_gsm8k_external",
+            "train/remote_inference_server/run_remote",
+        ),
     ),
     Refusal(
         "generator.inference_engine.enable_pd=true: no servers that only prefill or only decode here: leave it out, "
@@ -136,34 +139,6 @@ PASSING = (
         )
     ),
     Refusal(not_yet("trainer.critic.model.lora.rank=32", "0"), "LoRA", ("train/lora/run_qwen2_5_0.5b_gsm8k_ppo_lora",)),
-    Refusal(
-        not_yet("trainer.fully_async.enabled=true", "false"),
-        "fully asynchronous training",
-        (
-            "train/fully_async/fully_async_run_gsm8k",
-            "train/fully_async/fully_async_run_gsm8k_megatron_lora",
-            "train/fully_async/sim_trainer/run_fully_async_sim_gsm8k_e2e",
-            "train/fully_async/sim_trainer/run_fully_async_sim_gsm8k_external",
-            "train/search/run_search_fully_async",
-            "train_integrations/harbor/run_codecontest_fully_async",
-        ),
-    ),
-    Refusal(
-        not_yet("generator.step_wise_trajectories=true", "false"),
-        "step-wise trajectories",
-        (
-            "train/rlm/run_multi_paper_rlm",
-            "train/search/run_search",
-            "train/search/run_search_fully_async",
-            "train_integrations/harbor/run_codecontest_fully_async",
-        ),
-    ),
-    Refusal(
-        "generator.inference_engine.external_proxy_url: write generator.inference_engine.external_server_urls="
-        "['grpc://host:port'] (the trainer balances over the servers itself) instead",
-        "as above",
-        ("train/fully_async/sim_trainer/run_fully_async_sim_gsm8k_external",),
-    ),
 )
 
 REFUSALS = (*LASTING, *PASSING)

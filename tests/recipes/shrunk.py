@@ -10,6 +10,7 @@ SIZES: Mapping[str, str] = {
     # batches and workers
     "trainer.train_batch_size": "2",
     "trainer.policy_mini_batch_size": "2",
+    "trainer.critic_mini_batch_size": "2",
     "trainer.micro_train_batch_size_per_gpu": "4",
     "trainer.micro_forward_batch_size_per_gpu": "4",
     "generator.n_samples_per_prompt": "2",
@@ -18,6 +19,9 @@ SIZES: Mapping[str, str] = {
     "trainer.placement.policy_num_gpus_per_node": "1",
     "trainer.placement.ref_num_nodes": "1",
     "trainer.placement.ref_num_gpus_per_node": "1",
+    "trainer.placement.critic_num_nodes": "1",
+    "trainer.placement.critic_num_gpus_per_node": "1",
+    "trainer.fully_async.num_parallel_generation_workers": "2",
     # lengths
     "trainer.max_prompt_length": "16",
     "generator.max_input_length": "48",
@@ -25,12 +29,14 @@ SIZES: Mapping[str, str] = {
     "generator.eval_sampling_params.max_generate_length": "4",
     "trainer.algorithm.overlong_buffer_len": "4",
     # steps
+    "trainer.fully_async.simulate_training_step_seconds": "0.01",
     "trainer.max_training_steps": "2",
     "trainer.ckpt_interval": "2",
     "trainer.hf_save_interval": "0",
     # what is loaded, and where results go
     "trainer.policy.model.path": "{model}",
     "trainer.ref.model.path": "{model}",
+    "trainer.critic.model.path": "{model}",
     "data.train_data": "{data}",
     "data.val_data": "{data}",
     "trainer.ckpt_path": "{folder}/ckpts",
@@ -45,10 +51,20 @@ SIZES: Mapping[str, str] = {
     "trainer.placement.colocate_all": "false",
 }
 # Keys that are given only where the recipe gives them: elsewhere the default fits, or follows.
-IF_GIVEN = frozenset({
-    "generator.max_input_length", "trainer.algorithm.overlong_buffer_len", "trainer.ref.model.path",
-    "trainer.placement.ref_num_nodes", "trainer.placement.ref_num_gpus_per_node",
-})  # fmt: skip
+IF_GIVEN = frozenset(
+    {
+        "generator.max_input_length",
+        "trainer.algorithm.overlong_buffer_len",
+        "trainer.critic.model.path",
+        "trainer.fully_async.num_parallel_generation_workers",
+        "trainer.fully_async.simulate_training_step_seconds",
+        "trainer.placement.critic_num_gpus_per_node",
+        "trainer.placement.critic_num_nodes",
+        "trainer.placement.ref_num_gpus_per_node",
+        "trainer.placement.ref_num_nodes",
+        "trainer.ref.model.path",
+    }
+)
 
 
 def shrunk(argv: Sequence[str], places: Mapping[str, str | Path]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import public_recipes
 import pytest
 import torch
-from own_metrics import BY_FLAG, EVALUATED, expected
+from own_metrics import BY_FLAG, EVALUATED, SIMULATED, expected
 from public_recipes import TINY_MODEL, recipes
 from refusals import BOTH, told_to
 from shrunk import SIZES, shrunk
@@ -41,6 +41,8 @@ REPRESENTATIVE = (
     ("train/algorithms/sapo/run_sapo_gsm8k", "own"),
     ("train/on_policy_distillation/run_on_policy_distill_math_qwen3_1.7b", "arctic_rl"),
     ("train/ppo/run_ppo", "own"),
+    ("train/fully_async/fully_async_run_gsm8k", "arctic_rl"),
+    ("train/search/run_search", "own"),
     ("integrations/arctic_rl/examples/run_bird_grpo_smoke", "arctic_rl"),
 )
 ACCEPTED = [(name, backend) for name in RECIPES for backend in BOTH if not told_to(name, backend)]
@@ -106,13 +108,14 @@ def test_a_shrunk_recipe_takes_two_steps(
     exp = WatchedExp(cfg, plugin)
     exp.run()
     rows = list(map(json.loads, (tmp_path / "logs" / "metrics.jsonl").read_text().splitlines()))
-    steps = [row for row in rows if "policy/grad_norm" in row]
+    steps = [row for row in rows if "reward/avg_raw_reward" in row]
+    trained = not cfg.trainer.fully_async.simulate_training
     assert len(steps) == 2
     for row in steps:
-        assert row["policy/grad_norm"] > 0 and math.isfinite(row["policy/grad_norm"])
-        assert expected(argv, BY_FLAG) - row.keys() == set()
+        assert not trained or row["policy/grad_norm"] > 0 and math.isfinite(row["policy/grad_norm"])
+        assert expected(argv, BY_FLAG if trained else SIMULATED) - row.keys() == set()
     assert expected(argv, EVALUATED) - rows[0].keys() == set()
-    assert any(not torch.equal(exp.before[key], exp.after[key]) for key in exp.before)
+    assert any(not torch.equal(exp.before[key], exp.after[key]) for key in exp.before) is trained
 
 
 def test_a_shrunk_recipe_differs_in_its_sizes_only(home: Path) -> None:
@@ -139,7 +142,8 @@ def test_every_family_of_recipes_has_one_that_runs_in_every_check() -> None:
         keys = ("trainer.algorithm.policy_loss_type", "trainer.algorithm.advantage_estimator",
                 "trainer.algorithm.loss_reduction", "generator.step_wise_trajectories", "trainer.fully_async.enabled",
                 "trainer.algorithm.dynamic_sampling.type")  # fmt: skip
-        return {a for name in names for a in RECIPES[name].overrides if a.split("=")[0] in keys}
+        given = {a for name in names for a in RECIPES[name].overrides if a.split("=")[0] in keys}
+        return {a for a in given if not a.endswith(("=null", "=false", "=token_mean", "=regular"))}
 
     assert set(REPRESENTATIVE) <= set(ACCEPTED)
     assert families(name for name, _ in REPRESENTATIVE) == families(name for name, _ in ACCEPTED)
