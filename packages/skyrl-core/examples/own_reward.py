@@ -2,8 +2,8 @@
 
     uv run --package skyrl-core python packages/skyrl-core/examples/own_reward.py
 
-The function is `score(prompt, response, extras)`: the prompt's messages, the answer as text, the row's other columns. It
-returns a number, or a mapping with one under "reward" whose other numbers become metrics (`environment/<name>`). Any
+The function is `score(prompt, response, extras)`: the prompt's messages, the answer as text, the row's other columns.
+It returns a number, or a mapping with one under "reward" whose other numbers become metrics (`environment/<name>`). Any
 recipe takes it as `environment.reward=module:function`, with the module in the folder of the run or on PYTHONPATH; an
 answer that it cannot score ends the run by name, or with `environment.on_error=drop` costs that one sample.
 """
