@@ -2,8 +2,9 @@
 
     uv run --package skyrl-core python packages/skyrl-core/examples/multi_turn_tool.py
 
-A turn ends at a stop text, what the tool says follows as tokens that are not trained on, and nothing that the model wrote
-is tokenised again. The tiny model of the default run knows no tools; it shows the way of the tokens, not a good score.
+A turn ends at a stop text, what the tool says follows as tokens that are not trained on, and nothing that the model
+wrote is tokenised again. The tiny model of the default run knows no tools: it shows the way of the tokens, not a good
+score.
 """
 
 import sys

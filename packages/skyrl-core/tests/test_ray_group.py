@@ -12,6 +12,7 @@ import torch
 from ray._private import ray_constants
 from skyrl.train.algorithms.policy_losses import TokenLoss, register_policy_loss
 from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.plugins import import_plugins
 from skyrl.train.policy import ray_group
 from skyrl.train.policy.contract_suite import random_minibatch, scored, spec, tiny_model
 from skyrl.train.policy.fsdp.plugin import PLUGIN
@@ -22,6 +23,17 @@ from test_publishing import published
 
 pytestmark = [pytest.mark.ci, pytest.mark.timeout(400)]  # processes that start beside others
 
+PLUGIN_SOURCE = """
+import torch
+from skyrl.train.algorithms.policy_losses import TokenLoss, register_policy_loss
+
+HERE = 7.0
+
+@lambda function: register_policy_loss("of_a_plugin", function)
+def loss(inputs, algorithm):
+    return TokenLoss(-inputs.logprobs_T, {"imported": torch.full_like(inputs.logprobs_T, HERE)})
+"""
+
 ENVIRON = replace(PLUGIN, environ_prefixes=("PROBE_",), worker_environ=lambda cfg: {"PROBE_A": "1", "PROBE_B": "2"})
 
 
@@ -31,14 +43,14 @@ def two_ranks(tmp_path, monkeypatch):
     monkeypatch.setenv("PROBE_B", "20")
     started = []
 
-    def start(loss_name):
+    def start(loss_name, plugins=()):
         trainer = {
             "device": "cpu",
             "policy": {"model": {"path": str(tiny_model(tmp_path / "model"))}},
             "placement": {"policy_num_gpus_per_node": 2},
             "algorithm": {"policy_loss_type": loss_name, "use_kl_loss": False},
         }
-        cfg = SkyRLTrainConfig.model_validate({"trainer": trainer})
+        cfg = SkyRLTrainConfig.model_validate({"trainer": trainer, "environment": {"plugins": plugins}})
         started.append(PolicyGroup.create(cfg, ENVIRON, "policy", total_steps=1))
         return cfg, started[-1]
 
@@ -69,6 +81,16 @@ async def test_workers_have_a_users_loss_and_the_variables_and_publish_their_wei
     assert metrics["policy/loss_metrics/probe"] == pytest.approx(21.0, abs=1e-4)
     with ReferenceServer("--model", str(tmp_path / "model")) as server:
         assert (await published(server.url, group, version=1))[1] == 1
+
+
+def test_workers_import_the_users_plugins(two_ranks, tmp_path, monkeypatch):
+    """The module lies in the folder that the run was started from, and nowhere else."""
+    (tmp_path / "plugin_of_a_test.py").write_text(PLUGIN_SOURCE)
+    monkeypatch.chdir(tmp_path)
+    import_plugins(["plugin_of_a_test"])
+    cfg, group = two_ranks("of_a_plugin", ["plugin_of_a_test"])
+    metrics = group.update(scored(random_minibatch(1)), spec(cfg))
+    assert metrics["policy/loss_metrics/imported"] == pytest.approx(7.0, abs=1e-4)
 
 
 async def test_a_worker_that_dies_is_named_with_its_last_lines(two_ranks, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from skyrl_rollout.errors import RolloutError
 from skyrl_rollout.weights.shm import remove_stale
 
+from skyrl.train import plugins
 from skyrl.train.algorithms import tables
 from skyrl.train.algorithms.critic import uses_critic
 from skyrl.train.backends import BackendPlugin
@@ -54,6 +56,12 @@ class RankProcess:
         outputs = [os.readlink(f"/proc/self/fd/{stream}") for stream in (1, 2)]
         return {"address": ray.util.get_node_ip_address(), "pid": os.getpid(), "port": port, "outputs": outputs}
 
+    def import_plugins(self, folder: str, modules: Sequence[str]) -> None:
+        """The user's modules, from where the driver has them: before `build`, whose functions may lie in them."""
+        if folder not in sys.path:
+            sys.path.append(folder)
+        plugins.import_plugins(modules)
+
     def build(self, cfg: Any, factory: str, role: Role, total_steps: int, rank: dict[str, Any], added: Any) -> None:
         tables.install(added)
         place = join_others(**rank)
@@ -80,6 +88,9 @@ class RayWorkers:
         self._broken = True  # until all ranks stand, and after a rank failed: the others may be waiting for it
         try:
             self._where = self._gather([a.whereabouts.remote() for a in self._actors], "start", START_TIMEOUT_S)
+            if modules := cfg.environment.plugins:
+                importing = [a.import_plugins.remote(os.getcwd(), modules) for a in self._actors]
+                self._gather(importing, "import environment.plugins", START_TIMEOUT_S)
             self._gather(self._build(cfg, plugin, device, total_steps), "load the model", START_TIMEOUT_S)
             self._broken = False
         except BaseException:
