@@ -67,9 +67,11 @@ def test_a_run_that_died_before_it_named_its_checkpoint_is_resumed_from_it(tmp_p
 
 def test_a_fresh_run_sets_another_runs_checkpoints_aside(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "run")
-    save(store, 7)
+    save(store, 7).rename(store.folder / ".global_step_7.replaced")  # by a save that was killed
+    (store.folder / ".global_step_8.partial").mkdir()
     aside = store.set_aside()
     assert aside is not None and (aside / "global_step_7" / "weights").read_text() == "weights of 7"
+    assert list(store.folder.iterdir()) == []
     assert store.latest() is None
     assert store.set_aside() is None
 

@@ -80,6 +80,7 @@ class CheckpointStore:
     def set_aside(self) -> Path | None:
         """Moves another run's checkpoints to a folder beside this one: a fresh run neither mixes with them nor loses
         them. OSError says what to do where they cannot be moved, as out of a mounted folder."""
+        self.tidy()
         if not self.steps() and not (self.folder / MARKER).exists():
             return None
         aside = self.folder.with_name(f"{self.folder.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
