@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,16 @@ def test_one_step_off_has_one_version_a_batch_that_of_two_steps_before(start: An
     assert ran.column("generate/weight_version_min") == ran.column("generate/weight_version_max")
     again = start("trainer.mode=one_step_off", "trainer.max_training_steps=4", "trainer.run_name=again")
     assert tokens(again) == tokens(ran) and equal(ran, again)
+
+
+def test_weights_move_between_the_batches_of_one_step_off_only(start: Any) -> None:
+    turns = ("generator.max_turns=2", "generator.max_input_length=60", "trainer.max_training_steps=2")
+    slow = start(*turns, "trainer.run_name=plain").batches[1][0]
+    CodesEnv.held = {slow.messages[0]["content"]}
+    release = threading.Timer(1.5, CodesEnv.released.set)  # a turn of the second batch ends long after the first update
+    ran = start("trainer.mode=one_step_off", *turns, on_step=lambda step: release.start() if step == 0 else None)
+    assert ran.rows[1]["generate/weight_version_min"] == ran.rows[1]["generate/weight_version_max"]
+    assert ran.rows[0]["timing/sync_weights"] > 0.5
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
