@@ -273,6 +273,12 @@ def test_a_recipe_is_not_laid_over_the_embedded_run() -> None:
     assert over_embedded_run(recipe) == recipe
 
 
+def test_the_own_door_takes_the_name_of_a_public_entrypoint() -> None:
+    argv = on_this_backend(["trainer.override_entrypoint=examples.train.algorithms.dapo.main_dapo"])
+    cfg, plugin = backends.resolve(argv, announce=lambda line: None)
+    assert (plugin.name, cfg.trainer.algorithm.overlong_buffer_len) == ("arctic_rl", 512)
+
+
 def test_the_own_door_refuses_another_backend() -> None:
     with pytest.raises(ConfigError, match="trainer.backend=fsdp"):
         on_this_backend(["trainer.backend=fsdp"])

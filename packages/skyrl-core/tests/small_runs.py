@@ -25,11 +25,13 @@ QUICKSTART = Path(skyrl.train.quickstart.__file__).parent
 
 class CodesEnv(BaseTextEnv):
     """The share of even character codes in an answer; 3 for prompts that begin with 1. `held` are prompts of which the
-    first sample is answered once `released` is set; `broken` makes every answer an error."""
+    first sample is answered once `released` is set; every answer to an `unscored` prompt, or if `broken`, is an error.
+    """
 
     held: set[str] = set()
     released = threading.Event()
     broken = False
+    unscored: set[str] = set()
 
     def __init__(self, env_config: Any = None, extras: Any = None) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class CodesEnv(BaseTextEnv):
         return prompt, {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        if self.broken:
+        if self.broken or self.prompt in self.unscored:
             raise RuntimeError("the judge is away")
         if self.prompt in self.held:
             self.released.wait(60)

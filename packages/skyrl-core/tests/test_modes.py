@@ -30,7 +30,7 @@ def fully_async(staleness: int, workers: int = 0) -> tuple[str, ...]:
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    CodesEnv.held, CodesEnv.broken = set(), False
+    CodesEnv.held, CodesEnv.broken, CodesEnv.unscored = set(), False, set()
     CodesEnv.released.clear()
 
 
@@ -119,6 +119,20 @@ def test_an_error_of_a_rollout_ends_the_run_as_it_is(start: Any, mode: tuple[str
 
     with pytest.raises(EnvironmentFailed, match="the judge is away"):
         start(*mode, "trainer.max_training_steps=9", on_step=breaks)
+
+
+def test_groups_without_a_scored_sample_are_dropped_one_by_one_and_end_the_run_as_a_batch(
+    start: Any, few_prompts: str
+) -> None:
+    keys = (*fully_async(0), few_prompts, "environment.on_error=drop", "trainer.epochs=1")
+    two = start(*keys, "trainer.max_training_steps=1", "trainer.run_name=first").uids()[0][:2]
+    CodesEnv.unscored = {PROMPTS[int(uid)] for uid in two}
+    ran = start(*keys, "trainer.max_training_steps=3")
+    assert sum(ran.column("async/num_groups_dropped")) >= 2 and min(ran.column("async/keep_rate")) < 1
+    assert not set(two) & {uid for uids in ran.uids() for uid in uids}
+    CodesEnv.unscored = set(PROMPTS)
+    with pytest.raises(RunFailed, match=r"all 2 samples were left out \(environment\.on_error=drop\)"):
+        start(*keys, "trainer.run_name=unscored")
 
 
 @pytest.mark.parametrize(

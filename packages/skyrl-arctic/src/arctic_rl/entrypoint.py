@@ -17,6 +17,7 @@ from skyrl.train.backends import BackendPlugin
 from skyrl.train.config.overrides import parse
 from skyrl.train.config.problems import ConfigError
 from skyrl.train.entrypoints import main_base
+from skyrl.train.entrypoints.public_names import with_selected
 
 from arctic_rl.config import CONFIG_PARTS
 from arctic_rl.key_report import report
@@ -57,7 +58,7 @@ def train(argv: Sequence[str] | None = None) -> None:
 
 def on_this_backend(argv: Sequence[str]) -> list[str]:
     """The arguments with `trainer.backend=arctic_rl`. ConfigError where they name another backend."""
-    overrides = parse(argv)
+    overrides = parse(with_selected(argv)[0])  # a public entrypoint's name chooses no backend
     asked = any(overrides.get(key) is not None for key in (backends.BACKEND, backends.OLDER_SPELLING))
     if asked and (named := backends.backend_name_from_argv(argv)) != NAME:
         instead = "leave the key out, or use python -m skyrl.train.entrypoints.main_base"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import logging
+from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
 from skyrl.train.failures import RunFailed
 
+log = logging.getLogger(__name__)
 R = TypeVar("R")
+
+END_S = 30.0
 
 
 class Patience:
@@ -37,3 +41,18 @@ class Patience:
             raise RunFailed(f"{name}: nothing arrived within {self.timeout_s:g} s ({self.key})") from error
         finally:
             self._deadline = None
+
+
+async def end(tasks: Iterable[asyncio.Task[R]], *, name: str, timeout_s: float = END_S) -> None:
+    """Cancels tasks and waits for their end; one that does not end in time is left to the end of the process."""
+    cancelled = list(tasks)
+    for task in cancelled:
+        task.cancel()
+    if not cancelled:
+        return
+    done, pending = await asyncio.wait(cancelled, timeout=timeout_s)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # it is asked for, so that asyncio does not report it as forgotten
+    if pending:
+        log.warning("%d of %s did not end within %g s of being cancelled", len(pending), name, timeout_s)

@@ -18,6 +18,7 @@ from skyrl.train.generator.trajectory import Trajectory, TrajectoryID
 from skyrl.train.sources import staleness
 from skyrl.train.sources.source import Collects, PromptsUsedUp, RolloutSource
 from skyrl.train.sources.tickets import Ticket, Tickets
+from skyrl.train.waits import end
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +95,7 @@ class FullyAsync(RolloutSource):
         self.tickets.load(state.get("open_prompts", []))
 
     async def close(self) -> None:
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await end(self._running, name="the groups on their way")
 
     # Making groups
 

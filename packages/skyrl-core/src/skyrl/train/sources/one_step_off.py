@@ -8,7 +8,6 @@ Weights move between batches only, so that each batch has one version and the ru
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from skyrl.train.generator.trajectory import Trajectory
 from skyrl.train.generator.trajectory_file import read_trajectories, write_trajectories
 from skyrl.train.sources.source import Collects, RolloutSource
+from skyrl.train.waits import end
 
 AHEAD = "rollouts_ahead.npz"
 
@@ -73,10 +73,7 @@ class OneStepOff(RolloutSource):
             self._kept = read_trajectories(folder / AHEAD)
 
     async def close(self) -> None:
-        if self._ahead is not None:
-            self._ahead.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._ahead
+        await end([self._ahead] if self._ahead else [], name="the batches ahead")
 
     def _begin(self, step: int) -> asyncio.Task[list[Trajectory]]:
         self._step_ahead, self._before_ahead = step, super().trained_through()
