@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import re
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 from skyrl.train.backends import resolve
-from skyrl.train.config import SkyRLTrainConfig, inert, schema
+from skyrl.train.config import SkyRLTrainConfig, inert, known_keys, public_flags, schema
 from skyrl.train.config.build import build
 from skyrl.train.config.differences import differences
 from skyrl.train.config.known_keys import RENAMED
@@ -151,3 +152,11 @@ BY_NAME = re.compile(r"\.lora\.|fully_sharded_loras")
 def test_every_public_key_is_typed_or_has_another_name() -> None:
     missing = {name for name in public_types() if not BY_NAME.search(name)} - set(TYPED) - OTHER_NAMES
     assert missing == set()
+
+
+def test_the_page_for_users_of_public_skyrl_has_the_tables_of_the_code() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "from-skyrl.md").read_text()
+    assert public_flags.brought_up_to_date(page) == page
+    for name in public_types():
+        elsewhere = inert.why_inert(name) or known_keys.verdict(tuple(name.split(".")), 0)
+        assert f"`{name.rsplit('.', 1)[-1]}`" in page or name in page or elsewhere
