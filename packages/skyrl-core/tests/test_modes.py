@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from skyrl.train.environments import EnvironmentFailed
 from skyrl.train.failures import RunFailed
 from small_runs import BACKENDS, QUICKSTART, CodesEnv, Ran, arguments, run
@@ -103,6 +104,7 @@ def test_full_batches_leave_out_groups_without_a_difference(start: Any) -> None:
     assert all(len(uids) == 8 for uids in ran.uids())
 
 
+@pytest.mark.ci
 def test_full_batches_end_the_run_where_the_prompts_are_used_up(start: Any, few_prompts: str) -> None:
     ran = start(
         *fully_async(1), f"{A}.zero_variance_filter=true", f"{F}.sample_full_batch=true", few_prompts,
@@ -121,6 +123,7 @@ def test_an_error_of_a_rollout_ends_the_run_as_it_is(start: Any, mode: tuple[str
         start(*mode, "trainer.max_training_steps=9", on_step=breaks)
 
 
+@pytest.mark.ci
 def test_groups_without_a_scored_sample_are_dropped_one_by_one_and_end_the_run_as_a_batch(
     start: Any, few_prompts: str
 ) -> None:
@@ -140,15 +143,14 @@ def test_groups_without_a_scored_sample_are_dropped_one_by_one_and_end_the_run_a
     [
         (("trainer.mode=plain",), "the rollouts of step 1: nothing arrived within 1 s"),
         (("trainer.mode=one_step_off",), "the rollouts of step 1: nothing arrived within 1 s"),
-        (fully_async(0), r"the groups of step 1 \(groups 7/8, 1 on their way\): nothing arrived within 1 s"),
+        (fully_async(0), r"the groups of step 1 \(groups 0/8, 8 on their way\): nothing arrived within 1 s"),
     ],
     ids=["plain", "one_step_off", "fully_async"],
 )
-def test_a_wait_has_a_deadline_and_a_name(start: Any, mode: tuple[str, ...], named: str) -> None:
-    first = start(*ON_ROLLOUT, "trainer.run_name=first", "trainer.max_training_steps=1").batches[0][0]
-    CodesEnv.held = {first.messages[0]["content"]}
+def test_a_wait_has_a_deadline_and_a_name(start: Any, few_prompts: str, mode: tuple[str, ...], named: str) -> None:
+    CodesEnv.held = set(PROMPTS)
     with pytest.raises(RunFailed, match=rf"{named} \(trainer\.rollout_wait_timeout_s\)"):
-        start(*mode, "trainer.rollout_wait_timeout_s=1.0")
+        start(*mode, few_prompts, "trainer.rollout_wait_timeout_s=1.0")
     CodesEnv.released.set()
 
 
@@ -171,6 +173,7 @@ def test_weights_move_between_the_batches_of_one_step_off_only(start: Any) -> No
     assert ran.rows[0]["timing/sync_weights"] > 0.5
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_step_off_resumes_bit_for_bit(start: Any, backend: str) -> None:
     mode = ("trainer.mode=one_step_off", "trainer.ckpt_interval=2")
@@ -186,6 +189,7 @@ def test_one_step_off_resumes_bit_for_bit(start: Any, backend: str) -> None:
         start("trainer.mode=plain", "trainer.ckpt_interval=2", *resume, backend=backend)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_resumed_fully_asynchronous_run_trains_on_each_prompt_of_the_epochs_once(
     start: Any, few_prompts: str, backend: str
@@ -199,6 +203,7 @@ def test_a_resumed_fully_asynchronous_run_trains_on_each_prompt_of_the_epochs_on
     assert resumed.rows[-1]["trainer/epoch"] == 1
 
 
+@pytest.mark.ci
 def test_dynamic_sampling_goes_one_step_ahead_too(start: Any) -> None:
     keys = (f"{A}.dynamic_sampling.type=filter", f"{A}.dynamic_sampling.max_sample_batches=9")
     ran = start("trainer.mode=one_step_off", *keys)
@@ -207,15 +212,17 @@ def test_dynamic_sampling_goes_one_step_ahead_too(start: Any) -> None:
     assert tokens(ran)[0] == tokens(plain)[0]
 
 
+@pytest.mark.ci
 def test_a_simulated_run_publishes_weights_that_do_not_change(start: Any) -> None:
     simulated = (f"{F}.simulate_training=true", f"{F}.simulate_training_step_seconds=0.2")
     ran = start(*fully_async(1), *simulated, f"{F}.simulate_weight_sync_seconds=0.1")
-    untrained = start(*fully_async(0), "trainer.max_training_steps=1", "trainer.policy.optimizer_config.lr=0.0")
-    assert equal(ran, untrained)
+    untrained = load_file(QUICKSTART / "tiny_model" / "model.safetensors")
+    assert all(torch.equal(tensor, ran.weights[name]) for name, tensor in untrained.items())
     assert min(ran.column("timing/train_critic_and_policy")) >= 0.2 and min(ran.column("timing/sync_weights")) >= 0.1
     assert len(set(ran.column("trainer/weight_version"))) == 3
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", [("trainer.mode=one_step_off",), fully_async(1)], ids=["one_step_off", "fully_async"])
 def test_evaluation_and_the_kl_to_a_reference_work_beside_running_rollouts(start: Any, mode: tuple[str, ...]) -> None:
     ran = start(*mode, "trainer.eval_interval=2", f"{A}.use_kl_loss=true", "trainer.max_training_steps=2")
@@ -224,6 +231,7 @@ def test_evaluation_and_the_kl_to_a_reference_work_beside_running_rollouts(start
     assert any("eval/all/avg_score" in row for row in ran.rows)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", [("trainer.mode=one_step_off",), fully_async(1)], ids=["one_step_off", "fully_async"])
 def test_an_epoch_ends_with_what_is_trained_on_not_with_what_is_read(
     start: Any, few_prompts: str, mode: tuple[str, ...]
