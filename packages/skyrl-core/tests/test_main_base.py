@@ -144,6 +144,27 @@ def test_ctrl_c_ends_everything_in_every_phase(tmp_path: Path, phase: str, numbe
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize(
+    "mode",
+    [
+        ("trainer.mode=one_step_off",),
+        (
+            "trainer.fully_async.enabled=true", "trainer.fully_async.num_parallel_generation_workers=8",
+            "trainer.algorithm.policy_loss_type=rollout_is",
+        ),
+    ],
+    ids=["one_step_off", "fully_async"],
+)  # fmt: skip
+def test_ctrl_c_ends_rollouts_that_are_ahead_of_training(tmp_path: Path, mode: tuple[str, ...]) -> None:
+    run = Run(tmp_path, *EMBEDDED, "trainer.max_training_steps=500", "trainer.epochs=100", *mode)
+    run.wait_for("step 3/")
+    run.process.send_signal(signal.SIGINT)
+    assert run.code(60) == 130, run.output
+    assert "Traceback" not in run.output and "never retrieved" not in run.output
+    assert run.left_running() == []
+
+
+@pytest.mark.ci
 def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
     run = Run(tmp_path, *EMBEDDED, "trainer.max_training_steps=500", "trainer.epochs=100")
     run.wait_for("step 1/")

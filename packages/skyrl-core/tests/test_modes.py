@@ -238,6 +238,8 @@ def test_an_epoch_ends_with_what_is_trained_on_not_with_what_is_read(
 ) -> None:
     keys = (few_prompts, "trainer.epochs=2", "trainer.max_training_steps=7", f"{A}.use_kl_loss=true")
     ran = start(*mode, *keys, "trainer.update_ref_every_epoch=true", "trainer.policy.optimizer_config.lr=1e-2")
+    assert ran.column("trainer/epoch")[:4] == [0] * 4 and ran.column("trainer/epoch")[6] == 1
+    assert "one_step" not in mode[0] or ran.column("trainer/epoch") == [0] * 5 + [1] * 2
     followed = [row["step"] for row in ran.rows if "timing/update_ref_with_policy" in row]
     assert len(followed) == 1 and (followed == [5] if "one_step" in mode[0] else 5 <= followed[0] <= 6)
 

@@ -60,8 +60,10 @@ class OneStepOff(RolloutSource):
         return super().trained_through() if self._ahead is None else self._before_ahead
 
     def metrics(self) -> dict[str, float]:
-        epoch = self.trainer.train_loader.epoch
-        return {"async/num_batches_ahead": float(self._ahead is not None), "trainer/epoch_of_rollouts": float(epoch)}
+        return {
+            "async/num_batches_ahead": float(self._ahead is not None),
+            "trainer/epoch": float(self.trained_through()["epoch"]),
+        }
 
     def save(self, folder: Path) -> None:
         """The batch that is made already: its weights are gone, it could not be made again."""
