@@ -74,9 +74,13 @@ class FullyAsync(RolloutSource):
     def moved(self, done: int, total: int) -> None:
         self.patience.moved()
 
+    async def before_publish(self) -> None:
+        """Waits for nothing. Raises what a rollout raised: no weights are published for a run that is over."""
+        self._raise_failure()
+
     @property
     def used_up(self) -> bool:
-        return not self._running and not self._ready and not self.tickets.state()
+        return not self._running and not self._ready and self.tickets.all_used
 
     def trained_through(self) -> Mapping[str, int]:
         open_prompts = self.tickets.state()
@@ -148,8 +152,7 @@ class FullyAsync(RolloutSource):
     def _picked(self, step: int) -> list[Group] | None:
         """The groups of a step, once there are enough within the bound, in the order of their prompts. Raises what a
         rollout raised."""
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
         for group in [g for g in self._ready if self._staleness(g, step) > self.settings.max_staleness_steps]:
             self._ready.remove(group)
             self.tickets.again(group.ticket)
@@ -164,6 +167,10 @@ class FullyAsync(RolloutSource):
             self.tickets.used(group.ticket)
         self._num_trained += len(chosen)
         return sorted(chosen, key=lambda g: g.ticket.order)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _staleness(self, group: Group, step: int) -> int:
         return staleness.staleness(group.trajectories, self.trainer.rollouts.version_of_step, step=step)

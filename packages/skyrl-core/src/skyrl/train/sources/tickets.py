@@ -62,6 +62,11 @@ class Tickets:
         self._waiting.appendleft(replace(ticket, attempt=ticket.attempt + 1))
 
     @property
+    def all_used(self) -> bool:
+        """Whether there is nothing left to sample and nothing open."""
+        return not self._waiting and not self._out and self.num_batches_read >= self._num_batches
+
+    @property
     def num_batches_read(self) -> int:
         """Of all epochs."""
         return self._loader.epoch * len(self._loader) + self._loader.position
