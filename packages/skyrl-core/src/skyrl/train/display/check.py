@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from skyrl.train.algorithms.critic import uses_critic
 from skyrl.train.backends import BackendPlugin
 from skyrl.train.config import schema
 from skyrl.train.display import memory
@@ -119,9 +120,11 @@ def memories(cfg: Any, plugin: BackendPlugin) -> Iterator[str]:
 
 def roles(cfg: Any) -> list[str]:
     """The models that workers hold."""
-    critic = getattr(cfg.trainer, "critic", None)
-    with_critic = ["critic"] if critic is not None and critic.model.path is not None else []
-    return ["policy", *with_critic, *(["ref"] if cfg.trainer.algorithm.needs_reference else [])]
+    return [
+        "policy",
+        *(["critic"] if uses_critic(cfg.trainer) else []),
+        *(["ref"] if cfg.trainer.algorithm.needs_reference else []),
+    ]
 
 
 def _at(part: Any, path: Sequence[str]) -> Any:
