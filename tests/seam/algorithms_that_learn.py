@@ -84,6 +84,7 @@ def main(names: list[str]) -> None:
             if name in WRONG_SIGN:
                 wrong = f"{measure(Path(folder) / f'{index}-wrong', name, wrong_sign=True).lift:+.3f}"
             overrides = " ".join(f"`{each}`" for each in RUNS[name]).replace(str(TINY_MODEL), ".../tiny_model")
+            overrides = overrides.replace(f"`{A}.", "`").replace("`trainer.", "`")
             row = (name, overrides, f"{found.before:.3f}", f"{found.last_ten:.3f}", f"{found.lift:+.3f}", wrong)
             print("| " + " | ".join(row) + " |", flush=True)
 
