@@ -26,16 +26,14 @@ POLYNOMIAL_END = 1e-7  # transformers' last learning rate of that schedule
 def rules(cfg: Any) -> Iterator[str]:
     """A schedule that is known, of each model that is trained."""
     for role in ("policy", "critic"):
-        part = getattr(cfg.trainer, role, None)
-        if part is None:
-            continue
-        key, name = f"trainer.{role}.optimizer_config.scheduler", part.optimizer_config.scheduler
+        optimizer = getattr(cfg.trainer, role).optimizer_config
+        key, name = f"trainer.{role}.optimizer_config.scheduler", optimizer.scheduler
         if name in NOT_HERE:
             yield f"{key}={name}: {NOT_HERE[name]}; {listed(name, SCHEDULES)}"
         elif name not in SCHEDULES:
             yield f"{key}={name}: {listed(name, SCHEDULES)}"
-        elif name == "polynomial" and part.optimizer_config.lr <= POLYNOMIAL_END:
+        elif name == "polynomial" and optimizer.lr <= POLYNOMIAL_END:
             yield (
                 f"{key}=polynomial falls to {POLYNOMIAL_END:g}: trainer.{role}.optimizer_config.lr="
-                f"{part.optimizer_config.lr:g} must be above that, or take linear, which falls to 0"
+                f"{optimizer.lr:g} must be above that, or take linear, which falls to 0"
             )
