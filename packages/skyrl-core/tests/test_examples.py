@@ -100,3 +100,9 @@ def test_the_commands_at_the_head_of_an_example_run(name, shown, url, tmp_path, 
     rows = steps(tmp_path)
     shown(rows)
     assert all(row["policy/grad_norm"] > 0 for row in rows)
+
+
+def test_the_readme_lists_every_example() -> None:
+    text = (EXAMPLES.parent / "README.md").read_text()
+    listed = re.findall(r"^\| `examples/([^`]+)` \|", text, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in EXAMPLES.iterdir() if path.is_file())
