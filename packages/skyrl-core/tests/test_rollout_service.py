@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.generator.env_generator import EnvGenerator
 from skyrl.train.generator.trajectory import PromptTask
+from skyrl.train.policy.contract import AdapterSpec
 from skyrl.train.policy.publishing import Publisher, cast_layouts, tensor_layouts
 from skyrl.train.rollouts import watch
 from skyrl.train.rollouts.service import RolloutService
@@ -42,6 +43,25 @@ class Checkpoint:
         layout = cast_layouts(tensor_layouts(self.tensors.items()), dtype)
         return self._publisher.publish(
             layout, self.tensors.items(), targets, target_version=target_version, timeout_s=timeout_s
+        )
+
+    def publish_adapter(
+        self, targets: Sequence[PublishTarget], *, target_version: int, dtype: str | None, timeout_s: float
+    ) -> PublishReport:
+        """Of rank 1 on the embedding."""
+        embedding = self.tensors["model.embed_tokens.weight"]
+        shapes = {"A": (1, embedding.shape[1]), "B": (embedding.shape[0], 1)}
+        tensors = {
+            f"base_model.model.model.embed_tokens.lora_{side}.weight": torch.full(shape, float(target_version))
+            for side, shape in shapes.items()
+        }
+        return self._publisher.publish_adapter(
+            cast_layouts(tensor_layouts(tensors.items()), dtype),
+            tensors.items(),
+            targets,
+            adapter=AdapterSpec(rank=1, alpha=1.0),
+            target_version=target_version,
+            timeout_s=timeout_s,
         )
 
     def catch_up(self, targets: Sequence[PublishTarget], *, timeout_s: float) -> PublishReport:

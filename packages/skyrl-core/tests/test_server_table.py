@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from skyrl.train.config import InferenceEngineConfig
+from skyrl.train.config.policy import LoraConfig
 from skyrl.train.launch import command, cores, table
 
 VALUES = {"model": "/m", "listen": "127.0.0.1:1", "dtype": "float32", "seed": "42"}
@@ -27,7 +28,8 @@ def test_the_transformers_server_needs_no_table(tmp_path: Path, monkeypatch: pyt
     file.write_text('[servers.mine]\ncommand = ["serve-it", "{listen}"]\n')
     monkeypatch.setenv(table.FILE_VARIABLE, str(file))
     beside_a_table = table.find(engine(backend="transformers"))
-    assert (beside_a_table.command, beside_a_table.options) == (by_the_workspace.command, by_the_workspace.options)
+    for field in ("command", "options", "lora"):
+        assert getattr(beside_a_table, field) == getattr(by_the_workspace, field)
     monkeypatch.delenv(table.FILE_VARIABLE)
     monkeypatch.setattr(table, "workspace_root", lambda: None)
     alone = table.find(engine(backend="transformers"))
@@ -135,6 +137,24 @@ def test_a_value_may_have_flags_of_its_own(keys: dict[str, object], device: str,
 def test_each_copy_of_an_engine_is_a_server_and_each_has_its_gpus() -> None:
     assert engine(num_engines=2, data_parallel_size=3).num_servers == 6
     assert engine(tensor_parallel_size=2, pipeline_parallel_size=2).gpus_per_server == 4
+
+
+def test_a_run_that_trains_an_adapter_starts_its_server_with_room_for_it() -> None:
+    vllm = table.find(engine())
+
+    def flags(**lora: object) -> list[str]:
+        plain = command.build(vllm, engine(), VALUES, device="cuda", binaries=None)
+        more = command.build(vllm, engine(), VALUES, device="cuda", binaries=None, lora=LoraConfig.model_validate(lora))
+        assert more[: len(plain)] == plain
+        return more[len(plain) :]
+
+    assert flags() == flags(rank=0, max_loras=4) == []
+    assert flags(rank=24) == ["--max-loras", "1", "--max-lora-rank", "24"]
+    assert flags(rank=8, max_loras=3, max_cpu_loras=5)[-2:] == ["--engine-arg", "max_cpu_loras=5"]
+    assert "vllm" in table.with_adapters() and "transformers" in table.with_adapters()
+    wrong = table.ServerEntry("x", ("run", "{listen}"), lora={"ranks": "--r"})
+    with pytest.raises(ValueError, match=r"servers\.x\.lora\.ranks: trainer\.policy\.model\.lora has no such key"):
+        command.build(wrong, engine(), VALUES, device="cpu", binaries=None, lora=LoraConfig(rank=1))
 
 
 def test_the_commands_own_environment_is_looked_in_first(tmp_path: Path) -> None:

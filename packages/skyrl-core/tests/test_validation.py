@@ -93,6 +93,22 @@ def test_the_defaults_break_no_rule() -> None:
         ),
         ("trainer.algorithm.value_clip=-1", "trainer.algorithm.value_clip=-1: expected at least 0"),
         ("trainer.critic.optimizer_config.lr=-1", "trainer.critic.optimizer_config.lr=-1: expected at least 0"),
+        (
+            "trainer.policy.model.lora.rank=8 generator.inference_engine.weight_sync_backend=delta",
+            "trainer.policy.model.lora.rank=8 excludes generator.inference_engine.weight_sync_backend=delta",
+        ),
+        (
+            "trainer.policy.model.lora.rank=8 trainer.policy.model.lora.init_method=kaimin",
+            "lora.init_method=kaimin: known: gaussian, kaiming, orthogonal; did you mean kaiming?",
+        ),
+        (
+            "trainer.policy.model.lora.rank=7 trainer.policy.model.lora.init_method=orthogonal",
+            "init_method=orthogonal needs an even trainer.policy.model.lora.rank, not 7: take 8",
+        ),
+        (
+            "trainer.policy.model.lora.rank=8 trainer.policy.model.lora.target_modules=[]",
+            "trainer.policy.model.lora.target_modules is empty: expected all-linear, or a list",
+        ),
         ("trainer.algorithm.kl_ctrl.type=adaptiv", "kl_ctrl.type=adaptiv: known: adaptive, fixed; did you mean"),
         ("trainer.algorithm.dppo.dppo_type=tv", "dppo.dppo_type=tv: known: binary_kl, binary_tv"),
         ("trainer.algorithm.dynamic_sampling.type=filtr", "known: filter, replace; did you mean filter?"),

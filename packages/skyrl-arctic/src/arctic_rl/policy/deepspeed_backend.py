@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from skyrl.train.algorithms.logprobs import token_logprobs
-from skyrl.train.policy import hf_files
+from skyrl.train.policy import lora
 from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.contract import Role, WorkerPlace
 from skyrl.train.policy.fsdp.checkpoint import unique_tensors
@@ -39,13 +39,13 @@ class DeepSpeedBackend:
         own = getattr(cfg.trainer, role).optimizer_config
         self._max_grad_norm = own.max_grad_norm
         self._block = block_of_positions(settings.ds_worker_config, cfg.trainer.logprobs_chunk_size)
+        self.adapter = lora.adapter_spec(cfg, role)
         self.model = build_model(cfg, settings, role)
         optimizer_config = own.model_copy(
             update={"num_warmup_steps": warmup_steps(settings.training_config, total_steps)}
         )
-        optimizer, schedule = build_optimizer(
-            self.model.parameters(), optimizer_config, total_steps=total_steps, role=role
-        )
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        optimizer, schedule = build_optimizer(trained, optimizer_config, total_steps=total_steps, role=role)
         self.engine = ds.start(self.model, optimizer, schedule, settings.ds_config)
         self._head = HeadSelection(self.model.get_output_embeddings())
 
@@ -94,12 +94,12 @@ class DeepSpeedBackend:
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Below stage 3 these are the live weights: read them before the next step."""
-        for name, tensor in unique_tensors(self.model):
-            with ds.gathered(tensor):
-                whole = tensor.detach()
-                # a gathered parameter is gone when its context ends
-                whole = whole.clone() if hasattr(tensor, "ds_id") and self.place.rank == 0 else whole
+        for name, whole in self._gathered(self._base_tensors()):
             yield from self._as_in_checkpoint(name, whole)
+
+    def export_adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `export_weights`."""
+        return self._gathered(lora.factors(self.model))
 
     def export_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """ValueError at stage 3 with an offloaded optimizer, which shows no gradient before the step."""
@@ -108,7 +108,7 @@ class DeepSpeedBackend:
                 "gradients cannot be read with zero_stage=3 and offload_optimizer=true: turn one of them off"
             )
         with ds.boundary_for_reading(self.engine):
-            for name, tensor in unique_tensors(self.model):
+            for name, tensor in self._base_tensors() if self.adapter is None else lora.trained(self.model):
                 gradient = ds.mean_gradient(self.engine, tensor)
                 if gradient is not None:
                     yield from self._as_in_checkpoint(name, gradient)
@@ -126,9 +126,9 @@ class DeepSpeedBackend:
         engine_checkpoint.load_weights(folder, self.place, self.engine)
 
     def save_hf(self, folder: Path) -> None:
-        whole = dict(self.export_weights())
+        whole, factors = dict(self.export_weights()), dict(self.export_adapter())
         if self.place.rank == 0:
-            hf_files.write(folder, self.model, whole)
+            lora.save_hf(folder, self.model, whole, factors, self.adapter)
         dist.barrier()
 
     def offload(self) -> None:
@@ -142,6 +142,19 @@ class DeepSpeedBackend:
     def close(self) -> None:
         self.engine.destroy()
         del self.engine, self.model
+
+    def _base_tensors(self) -> Sequence[tuple[str, torch.Tensor]]:
+        tensors = unique_tensors(self.model)
+        return tensors if self.adapter is None else lora.base_tensors(tensors)
+
+    def _gathered(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each one whole on rank 0's CPU."""
+        for name, tensor in tensors:
+            with ds.gathered(tensor):
+                whole = tensor.detach()
+                # a gathered parameter is gone when its context ends
+                whole = whole.clone() if hasattr(tensor, "ds_id") and self.place.rank == 0 else whole
+            yield name, whole.cpu() if self.place.rank == 0 else torch.empty(0)
 
     def _as_in_checkpoint(self, name: str, whole: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """The whole tensor on rank 0's CPU, under the checkpoint's names where the model has others or fuses some."""
@@ -172,6 +185,7 @@ def build_model(cfg: Any, settings: ArcticRLClientConfig, role: Role) -> PreTrai
         model.set_attn_implementation(worker["attn_implementation"])
     if worker["enable_gradient_checkpointing"]:
         model.activation_checkpointing_enable({"use_reentrant": cfg.trainer.gradient_checkpointing_use_reentrant})
+    lora.add_adapter(model, cfg, role)
     return model
 
 

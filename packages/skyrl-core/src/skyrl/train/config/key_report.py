@@ -6,6 +6,7 @@ import fnmatch
 from typing import Any
 
 from skyrl.train.backends import KeyReport
+from skyrl.train.config import lora_rules
 from skyrl.train.config.build import Built
 from skyrl.train.config.idle import ALGORITHM_IDLE, Idle
 from skyrl.train.config.inert import ALWAYS, why_inert
@@ -69,6 +70,8 @@ def _note(cfg: Any, dotted: str, device: str, server: ServerEntry | None) -> Not
         return "mapped", ALWAYS[dotted]
     if dotted.startswith(ENGINE):
         return _engine_note(cfg.generator.inference_engine, dotted.removeprefix(ENGINE).split(".")[0], device, server)
+    if dotted in LORA_OPTIONS and cfg.trainer.policy.model.lora.rank:
+        return _lora_note(dotted.rpartition(".")[2], server)
     for rule in IDLE:
         if any(fnmatch.fnmatchcase(dotted, pattern) for pattern in rule.keys) and rule.holds(cfg):
             return "unused", rule.why
@@ -100,6 +103,13 @@ def _engine_note(engine: Any, name: str, device: str, server: ServerEntry | None
     return ("mapped", f"{ALSO_OURS[name]}; {absent}") if name in ALSO_OURS else ("unused", absent)
 
 
+def _lora_note(name: str, server: ServerEntry | None) -> Note | None:
+    """Of a key that only servers read."""
+    if server is None:
+        return "unused", "the servers run already; they were given their own settings"
+    return None if name in (server.lora or {}) else ("unused", f"the server {server.name!r} takes no such option")
+
+
 def _takes(server: ServerEntry, name: str) -> bool:
     """Whether the server is told this key's value."""
     return name in server.options or (name == "model_dtype" and any("{dtype}" in part for part in server.command))
@@ -108,6 +118,7 @@ def _takes(server: ServerEntry, name: str) -> bool:
 IDLE = (
     *ALGORITHM_IDLE,
     *MODE_IDLE,
+    *lora_rules.IDLE,
     Idle(
         ("trainer.micro_forward_batch_size_per_gpu",),
         lambda cfg: cfg.trainer.max_tokens_per_microbatch > 0,
@@ -175,6 +186,7 @@ STARTED_ONLY = (
     *ENGINE_OPTIONS, "backend", "server_command", "num_engines", "data_parallel_size", "pipeline_parallel_size",
     "distributed_executor_backend", "server_start_timeout_s",
 )  # fmt: skip
+LORA_OPTIONS = (f"{lora_rules.L}.max_loras", f"{lora_rules.L}.max_cpu_loras")
 # Options that the trainer reads too.
 ALSO_OURS = {
     "max_num_seqs": "samples that the trainer has in flight per server",

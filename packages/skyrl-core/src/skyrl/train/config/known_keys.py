@@ -20,16 +20,10 @@ NOT_THE_DEFAULT = "known key, not honoured by this version: leave it out or set 
 
 # Keys that cannot change this run, by pattern, and why.
 UNUSED = {
-    "trainer.*.model.lora.*": "LoRA is off",
+    "trainer.ref.model.lora.*": "the reference is the model without an adapter",
     "trainer.algorithm.tis_imp_ratio_cap": "it is read with trainer.algorithm.use_tis=true only",
-    "generator.inference_engine.fully_sharded_loras": "LoRA is off",
+    "generator.inference_engine.fully_sharded_loras": "each GPU holds whole factors; the numbers are the same",
 }  # fmt: skip
-
-# Switches that turn something on: only their public default passes, whatever UNUSED says.
-SWITCHES = (
-    "trainer.*.model.lora.rank",
-    "generator.inference_engine.fully_sharded_loras",
-)  # fmt: skip
 
 # What to do instead, where there is more to say than that the key is not honoured.
 INSTEAD: dict[str, str] = {}
@@ -79,8 +73,6 @@ def verdict(path: Path_, value: Any) -> tuple[str, str] | None:
         return None
     is_default = value == public_defaults()[owner] and type(value) is type(public_defaults()[owner])
     refusal = "refused", INSTEAD.get(dotted, NOT_THE_DEFAULT.format(default=_shown(public_defaults()[owner])))
-    if any(fnmatch.fnmatchcase(dotted, switch) for switch in SWITCHES) and not is_default:
-        return refusal
     for pattern, why in UNUSED.items():
         if fnmatch.fnmatchcase(dotted, pattern):
             return "unused", why

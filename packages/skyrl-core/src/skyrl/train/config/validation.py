@@ -11,7 +11,7 @@ from typing import Any
 
 from skyrl.train import plugins
 from skyrl.train.algorithms.critic import uses_critic
-from skyrl.train.config import absent, algorithm_rules, mode_rules, schedules
+from skyrl.train.config import absent, algorithm_rules, lora_rules, mode_rules, schedules
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
 from skyrl.train.launch import table
@@ -290,5 +290,6 @@ def model_paths(cfg: Any) -> Iterator[str]:
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
     own_modules, absent.rules, model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES,
-    *mode_rules.RULES, placement, schedules.rules, servers, server_settings, server_sizes, checkpoints, folders,
+    *mode_rules.RULES, *lora_rules.RULES, placement, schedules.rules, servers, server_settings, server_sizes, checkpoints,
+    folders,
 )  # fmt: skip

@@ -19,11 +19,18 @@ ONLY_ON_GPUS = {
 
 
 def build(
-    entry: ServerEntry, engine: Any, values: Mapping[str, str], *, device: str, binaries: Path | None
+    entry: ServerEntry,
+    engine: Any,
+    values: Mapping[str, str],
+    *,
+    device: str,
+    binaries: Path | None,
+    lora: Any | None = None,
 ) -> list[str]:
     """The arguments to execute; the command is looked up in the folder `binaries` first.
 
-    `values` fills {model}, {listen}, {dtype}, {seed}. ValueError for another placeholder, and without {listen}.
+    `values` fills {model}, {listen}, {dtype}, {seed}. `lora` is the section of the adapter where one is trained: its
+    server needs room for it. ValueError for another placeholder, and without {listen}.
     """
     if not any("{listen}" in part for part in entry.command):
         raise ValueError(f"the command of server {entry.name!r} does not say {{listen}}, where to listen\n{FORMS}")
@@ -34,7 +41,7 @@ def build(
         raise ValueError(f"the command of server {entry.name!r}: {error} is no placeholder; known: {known}") from error
     if binaries is not None and (binaries / filled[0]).is_file():
         filled[0] = str(binaries / filled[0])
-    return filled + list(_options(entry, engine, device))
+    return filled + list(_options(entry, engine, device)) + list(_adapter_options(entry, lora))
 
 
 def _options(entry: ServerEntry, engine: Any, device: str) -> Iterator[str]:
@@ -44,6 +51,15 @@ def _options(entry: ServerEntry, engine: Any, device: str) -> Iterator[str]:
         if device == "cpu" and name in ONLY_ON_GPUS:
             continue
         yield from _option(flag, getattr(engine, name))
+
+
+def _adapter_options(entry: ServerEntry, lora: Any | None) -> Iterator[str]:
+    if lora is None or not lora.rank:
+        return
+    for name, flag in (entry.lora or {}).items():
+        if name not in type(lora).model_fields:
+            raise ValueError(f"servers.{entry.name}.lora.{name}: trainer.policy.model.lora has no such key")
+        yield from _option(flag, getattr(lora, name))
 
 
 def _option(flag: str | Mapping[str, str], value: Any) -> Iterator[str]:

@@ -133,7 +133,8 @@ class ServerProcess:
             "dtype": server_dtype(cfg),
             "seed": str(cfg.trainer.seed),
         }
-        arguments = command.build(entry, engine, values, device=device, binaries=binaries)
+        lora = cfg.trainer.policy.model.lora
+        arguments = command.build(entry, engine, values, device=device, binaries=binaries, lora=lora)
         folder = cfg.trainer.log_folder
         folder.mkdir(parents=True, exist_ok=True)
         log_file = folder / f"server-{number}.log"

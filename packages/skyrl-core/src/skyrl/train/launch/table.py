@@ -34,6 +34,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
             "engine_init_kwargs": "--engine-arg",
             "weight_sync_backend": {"delta": "--delta"},
         },
+        "lora": {},
     },
 }
 
@@ -43,7 +44,8 @@ class ServerEntry:
     """How one kind of server is started.
 
     package: workspace member whose environment holds the command; None means the trainer's own environment. extras:
-    device -> extra of the package. options: key under generator.inference_engine -> flag, or value -> flag.
+    device -> extra of the package. options: key under generator.inference_engine -> flag, or value -> flag. lora: key
+    under trainer.policy.model.lora -> flag, for a run that trains an adapter; None where the server takes none.
     download_gb: device -> size.
     """
 
@@ -53,6 +55,7 @@ class ServerEntry:
     package: str | None = None
     extras: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str | Mapping[str, str]] = field(default_factory=dict)
+    lora: Mapping[str, str] | None = None
     download_gb: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -73,6 +76,11 @@ def find(engine: Any) -> ServerEntry:
             f"{'; ' + hint if hint else ''}\n{FORMS}"
         )
     return _entry(engine.backend, entries[engine.backend], root, where)
+
+
+def with_adapters() -> list[str]:
+    """The names of the servers that take low-rank adapters."""
+    return sorted(name for name, raw in (BUILT_IN | _table()[0]).items() if "lora" in raw)
 
 
 def _words(command: str | Sequence[str]) -> tuple[str, ...]:
@@ -120,7 +128,7 @@ def _servers_of(path: Path) -> dict[str, Any]:
 
 
 def _entry(name: str, raw: Mapping[str, Any], root: Path | None, where: str) -> ServerEntry:
-    known = ("command", "package", "extras", "options", "download_gb")
+    known = ("command", "package", "extras", "options", "lora", "download_gb")
     for key in raw:
         if key not in known:
             raise ValueError(f"{where}: servers.{name}.{key}: unknown key; {listed(key, known)}")
@@ -139,5 +147,6 @@ def _entry(name: str, raw: Mapping[str, Any], root: Path | None, where: str) -> 
         package=raw.get("package"),
         extras=raw.get("extras", {}),
         options=raw.get("options", {}),
+        lora=raw.get("lora"),
         download_gb=raw.get("download_gb", {}),
     )

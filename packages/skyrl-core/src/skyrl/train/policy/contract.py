@@ -29,6 +29,14 @@ class WorkerPlace:
 
 
 @dataclass(frozen=True)
+class AdapterSpec:
+    """A low-rank adapter (arXiv 2106.09685): weights are W + (alpha / rank) * B @ A, and only A and B are trained."""
+
+    rank: int
+    alpha: float
+
+
+@dataclass(frozen=True)
 class LossSpec:
     """Which loss to apply: the algorithm's frozen config, picklable. Names in it index the core's tables."""
 
@@ -50,6 +58,7 @@ class PolicyBackend(Protocol):
     """One rank's model. Every rank calls each method the same number of times in the same order."""
 
     place: WorkerPlace
+    adapter: AdapterSpec | None  # what is trained instead of the weights, if anything
 
     def token_logprobs(
         self, micro: TrajectoryBatch, *, temperature: float, with_entropy: bool, grad: bool
@@ -74,12 +83,17 @@ class PolicyBackend(Protocol):
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Full CPU tensors under Hugging Face checkpoint names, tied tensors once, in one fixed order. Collective:
-        every rank iterates; ranks other than 0 may yield empty tensors."""
+        every rank iterates; ranks other than 0 may yield empty tensors. With an adapter: the base's, which never
+        change."""
+        ...
+
+    def export_adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The adapter's tensors as `export_weights`, named as PEFT saves them; none without one."""
         ...
 
     def export_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full CPU gradients accumulated since the last step, under the names and in the order of `export_weights`;
-        collective. For checks, not for training."""
+        """Full CPU gradients accumulated since the last step, under the names and in the order of `export_weights`, or
+        of `export_adapter` where that is what is trained; collective. For checks, not for training."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -102,7 +116,8 @@ class PolicyBackend(Protocol):
 
     def save_hf(self, folder: Path) -> None:
         """A folder that `AutoModelForCausalLM.from_pretrained` loads, without the tokenizer (collective). A critic's is
-        one that `trainer.critic.model.path` takes."""
+        one that `trainer.critic.model.path` takes. With an adapter it is the base with the adapter merged in, and holds
+        the adapter beside it in `lora_adapter/`."""
         ...
 
     def offload(self) -> None:

@@ -28,6 +28,7 @@ class PolicyGroup:
         self._workers = workers
         self._train_limits, self._forward_limits = train, forward
         self._layout: tuple[TensorLayout, ...] | None = None
+        self._adapter_layout: tuple[TensorLayout, ...] | None = None
 
     @classmethod
     def create(cls, cfg: Any, plugin: BackendPlugin, role: Role, *, total_steps: int = 0) -> Self:
@@ -64,7 +65,7 @@ class PolicyGroup:
         return self._workers.run("gradients", self._loss_arguments(minibatch, spec)[0])[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """A CPU copy of all weights under their checkpoint names."""
+        """A CPU copy of all weights under their checkpoint names, and of the adapter's under PEFT's."""
         return {name: t.clone() for name, t in self._everywhere("weights")[0].items()}
 
     def layout(self) -> tuple[TensorLayout, ...]:
@@ -79,10 +80,24 @@ class PolicyGroup:
         """Rank 0 streams the weights, cast to `dtype`, to all targets (`PublishTarget`); returns its `PublishReport`
         once every one of them serves `target_version`."""
         layout = cast_layouts(self.layout(), dtype)
-        options = {"target_version": target_version, "timeout_s": timeout_s}
+        return self._publish("publish", layout, targets, target_version=target_version, timeout_s=timeout_s)
+
+    def publish_adapter(
+        self, targets: Sequence[PublishTarget], *, target_version: int, dtype: str | None, timeout_s: float
+    ) -> PublishReport:
+        """As `publish`, of the adapter that is trained: servers hold it as policy `ADAPTER_POLICY`, over the base
+        weights that were published before."""
+        if self._adapter_layout is None:
+            self._adapter_layout = self._everywhere("adapter_layout")[0]
+        layout = cast_layouts(self._adapter_layout, dtype)
+        return self._publish("publish_adapter", layout, targets, target_version=target_version, timeout_s=timeout_s)
+
+    def _publish(
+        self, method: str, layout: tuple[TensorLayout, ...], targets: Sequence[PublishTarget], **options: Any
+    ) -> PublishReport:
         first = (layout, list(targets), options)
         others = [(layout, None, options)] * (self.num_workers - 1)
-        return self._workers.run("publish", [first, *others])[0]
+        return self._workers.run(method, [first, *others])[0]
 
     def catch_up(self, targets: Sequence[PublishTarget], *, timeout_s: float) -> PublishReport:
         """Gives targets that missed it the last publish again. May be called while another thread trains; ranks in

@@ -11,6 +11,9 @@ import torch
 from skyrl_rollout.weights.manifest import TensorLayout
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget, WeightPublisher
 
+from skyrl.train.policy.contract import AdapterSpec
+from skyrl.train.rollouts.adapters import ADAPTER_POLICY
+
 R = TypeVar("R")
 
 WIRE_DTYPES = {
@@ -63,9 +66,34 @@ class Publisher:
         )
         return self._run(work)
 
+    def publish_adapter(
+        self,
+        layout: Sequence[TensorLayout],
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        targets: Sequence[PublishTarget],
+        *,
+        adapter: AdapterSpec,
+        target_version: int,
+        timeout_s: float,
+    ) -> PublishReport:
+        """Blocks until every target serves the adapter over its base weights, or raises what stopped it."""
+        work = self._publisher.publish_adapter(
+            ADAPTER_POLICY,
+            layout,
+            as_bytes(layout, tensors),
+            targets,
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+            target_modules=target_modules(layout),
+            target_version=target_version,
+            timeout_s=timeout_s,
+        )
+        return self._run(work)
+
     def catch_up(self, targets: Sequence[PublishTarget], *, timeout_s: float) -> PublishReport:
-        """Gives targets the weights that were published last; no tensor is exported again. May be called while another
-        thread computes. Raises ValueError before the first publish, else what `WeightPublisher.catch_up` raises."""
+        """Gives targets the weights that were published last, and the adapter over them; no tensor is exported again.
+        May be called while another thread computes. Raises ValueError before the first publish, else what
+        `WeightPublisher.catch_up` raises."""
         return self._run(self._publisher.catch_up(targets, timeout_s=timeout_s))
 
     def close(self) -> None:
@@ -75,6 +103,11 @@ class Publisher:
 
     def _run(self, work: Coroutine[Any, Any, R]) -> R:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def target_modules(layout: Iterable[TensorLayout]) -> tuple[str, ...]:
+    """How the names of the adapted modules end ("q_proj"), of tensors named as PEFT saves them."""
+    return tuple(sorted({t.name.split(".")[-3] for t in layout}))
 
 
 def tensor_layouts(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[TensorLayout, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,22 +105,42 @@ class PolicyWorker:
         return dict(self.backend.export_gradients())
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """All full weights on the CPU (rank 0; the others take part and may return empty tensors)."""
-        return dict(self.backend.export_weights())
+        """All full weights on the CPU, and the adapter's (rank 0; the others take part and may return empty ones)."""
+        return dict(self.backend.export_weights()) | dict(self.backend.export_adapter())
 
     def layout(self) -> tuple[TensorLayout, ...]:
         return tensor_layouts(self.backend.export_weights())
+
+    def adapter_layout(self) -> tuple[TensorLayout, ...]:
+        return tensor_layouts(self.backend.export_adapter())
 
     def publish(
         self, layout: Sequence[TensorLayout], targets: Sequence[PublishTarget] | None, options: dict[str, Any]
     ) -> PublishReport | None:
         """Rank 0 streams its weights to the servers; the others only take part in gathering them."""
-        tensors = self.backend.export_weights()
+        return self._publish(Publisher.publish, self.backend.export_weights(), layout, targets, options)
+
+    def publish_adapter(
+        self, layout: Sequence[TensorLayout], targets: Sequence[PublishTarget] | None, options: dict[str, Any]
+    ) -> PublishReport | None:
+        """As `publish`, of the adapter that is trained."""
+        assert self.backend.adapter is not None, "no adapter is trained"
+        send = partial(Publisher.publish_adapter, adapter=self.backend.adapter)
+        return self._publish(send, self.backend.export_adapter(), layout, targets, options)
+
+    def _publish(
+        self,
+        send: Callable[..., PublishReport],
+        tensors: Iterator[tuple[str, torch.Tensor]],
+        layout: Sequence[TensorLayout],
+        targets: Sequence[PublishTarget] | None,
+        options: dict[str, Any],
+    ) -> PublishReport | None:
         try:
             if targets is None:
                 return None
             self._publisher = self._publisher or Publisher(self._transport, deltas=self._deltas)
-            return self._publisher.publish(layout, tensors, targets, **options)
+            return send(self._publisher, layout, tensors, targets, **options)
         finally:
             # a publish that fails half-way must not leave the other ranks in a collective
             for _ in tensors:

@@ -31,15 +31,22 @@ class CatchesUp(Protocol):
 
 class Fleet:
     """The replicas of one run. `lock` is held while weights move; `epoch` is what all of them obey; `retain_kv`:
-    samples that run over a publish keep their KV."""
+    samples that run over a publish keep their KV; needs_adapters: a replica that takes none gets no work."""
 
     def __init__(
-        self, pool: RolloutPool, owner: str, epoch: int, *, url_file: UrlFile | None, retain_kv: bool = False
+        self,
+        pool: RolloutPool,
+        owner: str,
+        epoch: int,
+        *,
+        url_file: UrlFile | None,
+        retain_kv: bool = False,
+        needs_adapters: bool = False,
     ) -> None:
         self.pool, self.owner, self.epoch, self.retain_kv = pool, owner, epoch, retain_kv
         self.lock = asyncio.Lock()
         self.num_catch_ups = 0
-        self._url_file = url_file
+        self._url_file, self._needs_adapters = url_file, needs_adapters
         self._model = pool.clients[0].info.model.fingerprint
         self._controlled = {r.url: r.instance_id for r in pool.replicas}
         self._tries: dict[str, tuple[float, float]] = {}  # url -> (not before, then wait so long)
@@ -111,6 +118,9 @@ class Fleet:
         model = replica.client.info.model
         if model.fingerprint != self._model:
             log.error("%s serves another model (%s) than the run's servers: it gets no work", replica.url, model.name)
+            return False
+        if self._needs_adapters and not replica.client.info.capabilities.lora:
+            log.error("%s takes no adapters, which this run trains: it gets no work", replica.url)
             return False
         self._controlled[replica.url] = replica.instance_id
         return True

@@ -14,6 +14,7 @@ from skyrl_rollout.errors import DeadlineExceeded
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
 from skyrl.train.launch.server import ServerProcess
+from skyrl.train.rollouts.adapters import policy_of, require_adapters
 from skyrl.train.rollouts.ends import without_end
 from skyrl.train.rollouts.fleet import CatchesUp, Fleet
 from skyrl.train.rollouts.members import UrlFile, server_urls, url_file
@@ -32,6 +33,10 @@ class PublishesWeights(CatchesUp, Protocol):
         self, targets: Sequence[PublishTarget], *, target_version: int, dtype: str | None, timeout_s: float
     ) -> PublishReport: ...
 
+    def publish_adapter(
+        self, targets: Sequence[PublishTarget], *, target_version: int, dtype: str | None, timeout_s: float
+    ) -> PublishReport: ...
+
 
 class RolloutService:
     """The rollout servers of one run. Made by `open`; `close` ends whatever `open` started.
@@ -39,11 +44,15 @@ class RolloutService:
     `pool` samples from them. `version` is the version published last, 0 before the first publish; `version_of_step`
     maps each published step to its version, since servers count versions and trainers count steps. The run goes on
     while one server is left: one that misses a publish, restarts or joins gets the weights before it serves.
+
+    A run that trains an adapter publishes its base weights once and the adapter at every step; `pool` samples from the
+    adapter, and versions are the adapter's.
     """
 
     def __init__(self, cfg: Any, processes: Sequence[ServerProcess], fleet: Fleet | None, pool: WatchedPool) -> None:
         self.pool = pool
         self.version = 0
+        self._base_version = 0  # of the weights under an adapter
         self.version_of_step: dict[int, int] = {}
         self._publish_timeout_s = cfg.generator.inference_engine.publish_timeout_s
         self._processes = tuple(processes)
@@ -75,7 +84,9 @@ class RolloutService:
         try:
             on_wait("the connection to " + ", ".join(urls))
             pool = await WatchedPool.connect(urls, timeout_s=CONNECT_TIMEOUT_S)
-            pool.watch = ServerWatch(processes, pool)
+            pool.watch, pool.policy_id = ServerWatch(processes, pool), policy_of(cfg)
+            if pool.policy_id:
+                require_adapters([client.info for client in pool.clients], cfg.trainer.policy.model.lora.rank)
             if (told := without_end(cfg, pool.clients[0].info.model.eos_token_ids)) is not None:
                 log.warning("%s", told)
             if not control:
@@ -83,7 +94,14 @@ class RolloutService:
             owner = f"{cfg.trainer.run_name}@{socket.gethostname()}:{os.getpid()}"
             epoch = await pool.acquire_control(owner, timeout_s=CONTROL_TIMEOUT_S)
             followed = UrlFile(file, urls) if file is not None else None
-            fleet = Fleet(pool, owner, epoch, url_file=followed, retain_kv=retains_kv(cfg))
+            fleet = Fleet(
+                pool,
+                owner,
+                epoch,
+                url_file=followed,
+                retain_kv=retains_kv(cfg),
+                needs_adapters=bool(pool.policy_id),
+            )
             return cls(cfg, processes, fleet, pool)
         except BaseException:
             await _close(processes, pool, None)
@@ -122,25 +140,45 @@ class RolloutService:
         return report
 
     async def _publish(self, policy: PublishesWeights, fleet: Fleet) -> PublishReport:
-        """In a thread of its own: exporting and copying weights would hold up the event loop."""
+        """The weights, or the adapter over them: those are published first, and where no server has them any more."""
         await self.pool.refresh(timeout_s=CONTROL_TIMEOUT_S)
+        targets = await fleet.targets()
+        if not self.pool.policy_id:
+            return await self._send(policy.publish, targets)
+        ready = self._with_base(targets)
+        if not ready:
+            self._base_version = (await self._send(policy.publish, targets)).target_version
+            ready = self._with_base(targets)
+        return await self._send(policy.publish_adapter, ready, self.pool.policy_id)
+
+    async def _send(
+        self, publish: Callable[..., PublishReport], targets: Sequence[PublishTarget], policy_id: str = ""
+    ) -> PublishReport:
+        """In a thread of its own: exporting and copying weights would hold up the event loop."""
         dtypes = {client.info.model.dtype for client in self.pool.clients}
         if len(dtypes) != 1:
             raise ValueError(
                 f"the rollout servers take weights in different dtypes ({', '.join(sorted(dtypes))}): "
                 "start them all with the same one"
             )
+        # one count for base and adapter, since servers remember the versions of adapters that a new base dropped; our
+        # own last one too: a server that had it may have restarted, and a version is published once
+        served = [version for r in self.pool.replicas for version in r.versions.values()]
         report = await asyncio.to_thread(
-            policy.publish,
-            await fleet.targets(),
-            # its own too: a server that had the last version may have restarted, and a version is published once
-            target_version=max(self.pool.highest_version(), self.version) + 1,
+            publish,
+            targets,
+            target_version=max(self.version, self._base_version, *served) + 1,
             dtype=dtypes.pop(),
             timeout_s=self._publish_timeout_s,
         )
-        self.pool.expect(report.target_version)
+        self.pool.expect(report.target_version, policy_id)
         await self.pool.refresh(timeout_s=CONTROL_TIMEOUT_S)
         return report
+
+    def _with_base(self, targets: Sequence[PublishTarget]) -> list[PublishTarget]:
+        """Those that serve this run's base weights; the others catch up, with the adapter, before they serve."""
+        serving = {r.url for r in self.pool.replicas if self._base_version and r.version == self._base_version}
+        return [t for t in targets if t.url in serving]
 
     def metrics(self) -> dict[str, float]:
         """Servers that serve and that do not; samples that moved or were made again since the run began."""

@@ -115,15 +115,20 @@ class ServerWatch:
 
 
 class WatchedPool(RolloutPool):
-    """A pool whose generations end at once when no server is left. num_moves, num_kept_tokens, num_restarts: over all
-    generations so far."""
+    """A pool whose generations end at once when no server is left. policy_id: what is sampled from, "" being the base
+    weights. num_moves, num_kept_tokens, num_restarts: over all generations so far."""
 
     watch: ServerWatch
+    policy_id: str = ""
     num_moves = num_kept_tokens = num_restarts = 0
 
+    def highest_version(self, policy_id: str | None = None) -> int:
+        """The highest committed version of a policy, unset: of the one that is sampled from."""
+        return super().highest_version(self.policy_id if policy_id is None else policy_id)
+
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
-        """`RolloutPool.generate`; raises ServerDied too."""
-        generation = await self.watch.guard(super().generate(*args, **kwargs))
+        """`RolloutPool.generate`, of `policy_id` where none is named; raises ServerDied too."""
+        generation = await self.watch.guard(super().generate(*args, **{"policy_id": self.policy_id} | kwargs))
         self.num_moves += generation.num_moves
         self.num_kept_tokens += generation.num_kept_tokens
         self.num_restarts += generation.num_restarts

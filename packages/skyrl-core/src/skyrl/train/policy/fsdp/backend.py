@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from skyrl.train.algorithms.logprobs import token_logprobs
-from skyrl.train.policy import hf_files
+from skyrl.train.policy import lora
 from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.contract import Role, WorkerPlace
 from skyrl.train.policy.fsdp import checkpoint
@@ -32,6 +32,7 @@ class FsdpBackend:
         self, model: PreTrainedModel | ValueModel, place: WorkerPlace, cfg: Any, role: Role, *, total_steps: int
     ) -> None:
         self.place, self.model = place, model
+        self.adapter = lora.adapter_spec(cfg, role)
         self._head = HeadSelection(model.get_output_embeddings())
         self._block, self._seed = cfg.trainer.logprobs_chunk_size, cfg.trainer.seed
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -71,8 +72,17 @@ class FsdpBackend:
         """On one rank without sharding these are the live weights: read them before the next step."""
         return self._export(lambda tensor: tensor)
 
+    def export_adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, factor in lora.factors(self.model):
+            yield name, self._full(factor)
+
     def export_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._export(lambda tensor: tensor.grad)
+        if self.adapter is None:
+            yield from self._export(lambda tensor: tensor.grad)
+            return
+        for name, parameter in lora.trained(self.model):
+            if parameter.grad is not None:
+                yield name, self._full(parameter.grad)
 
     def save(self, folder: Path) -> None:
         assert self._optimizer is not None and self._schedule is not None, "a reference has nothing to resume"
@@ -89,9 +99,10 @@ class FsdpBackend:
         checkpoint.load_weights(folder, self.place, self.model)
 
     def save_hf(self, folder: Path) -> None:
-        full = {name: self._full(tensor) for name, tensor in checkpoint.unique_tensors(self.model)}
+        full = {name: self._full(tensor) for name, tensor in self._base_tensors()}
+        factors = dict(self.export_adapter())
         if self.place.rank == 0:
-            hf_files.write(folder, self.model, full)
+            lora.save_hf(folder, self.model, full, factors, self.adapter)
         dist.barrier()
 
     def offload(self) -> None:
@@ -106,7 +117,7 @@ class FsdpBackend:
 
     def _export(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor]]:
         conversions = getattr(self.model, "_weight_conversions", None)
-        for name, tensor in checkpoint.unique_tensors(self.model):
+        for name, tensor in self._base_tensors():
             value = part(tensor)
             if value is None:
                 continue
@@ -114,6 +125,10 @@ class FsdpBackend:
             # some architectures hold tensors under other names or fused; the checkpoint's own are what servers know
             named = revert_weight_conversion(self.model, {name: full}) if conversions else {name: full}
             yield from named.items()
+
+    def _base_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        tensors = checkpoint.unique_tensors(self.model)
+        return tensors if self.adapter is None else lora.base_tensors(tensors)
 
     def _full(self, tensor: torch.Tensor) -> torch.Tensor:
         """The whole tensor on the CPU of rank 0; the others take part in gathering it and keep nothing."""

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from skyrl.train.policy import hf_files
+from skyrl.train.policy import hf_files, lora
 from skyrl.train.policy.contract import Role, WorkerPlace
 from skyrl.train.policy.fsdp.float64 import widen_norms
 from skyrl.train.policy.value_model import ValueModel, with_value_head
@@ -36,6 +36,7 @@ def build_model(cfg: Any, place: WorkerPlace, role: Role) -> PreTrainedModel | V
     if role != "ref" and cfg.trainer.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": cfg.trainer.gradient_checkpointing_use_reentrant})
     model.requires_grad_(role != "ref")
+    lora.add_adapter(model, cfg, role)
     # one rank in one precision has nothing to gather or to cast: its hooks would only cost time
     if place.world_size > 1 or precision is not None or offloads(part, place):
         shard(model, part, place, precision)
