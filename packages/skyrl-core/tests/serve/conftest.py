@@ -25,6 +25,8 @@ COMMAND = (sys.executable, "-m", "skyrl.serve", "--model", str(TINY_MODEL), "--l
 class Teacher:
     """The same checkpoint under plain transformers, float32 on one thread."""
 
+    folder = TINY_MODEL
+
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self.module = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32).eval()
