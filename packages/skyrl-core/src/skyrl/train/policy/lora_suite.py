@@ -152,7 +152,10 @@ class LoraContract:
         assert "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj" in told
 
     def test_only_target_modules_that_are_not_excluded_get_one(self, tmp_path: Path) -> None:
-        modules: dict[str, Any] = {"target_modules": ["q_proj", "v_proj"], "exclude_modules": ["model.layers.0.self_attn.v_proj"]}
+        modules: dict[str, Any] = {
+            "target_modules": ["q_proj", "v_proj"],
+            "exclude_modules": ["model.layers.0.self_attn.v_proj"],
+        }
         with self.group(tiny_model(tmp_path), **modules) as (group, _cfg):
             adapted = {name.removeprefix(PREFIX).split(".lora_")[0] for name in factors_of(group.weights())}
         assert adapted == {
