@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from skyrl.train.config.idle import Idle
 from skyrl.train.config.problems import listed
@@ -12,7 +12,11 @@ from skyrl.train.launch import table
 L, CRITIC = "trainer.policy.model.lora", "trainer.critic.model.lora"
 ALL_LINEAR = "all-linear"
 # Those of PEFT that leave the base weights as they are, with what PEFT calls them.
-INIT_METHODS: dict[str, str | bool] = {"kaiming": True, "gaussian": "gaussian", "orthogonal": "orthogonal"}
+INIT_METHODS: dict[str, Literal[True, "gaussian", "orthogonal"]] = {
+    "kaiming": True,
+    "gaussian": "gaussian",
+    "orthogonal": "orthogonal",
+}
 
 
 def values(cfg: Any) -> Iterator[str]:

@@ -290,6 +290,6 @@ def model_paths(cfg: Any) -> Iterator[str]:
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
     own_modules, absent.rules, model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES,
-    *mode_rules.RULES, *lora_rules.RULES, placement, schedules.rules, servers, server_settings, server_sizes, checkpoints,
-    folders,
+    *mode_rules.RULES, *lora_rules.RULES, placement, schedules.rules, servers, server_settings, server_sizes,
+    checkpoints, folders,
 )  # fmt: skip
