@@ -23,24 +23,26 @@ class Refusal:
     backends: tuple[str, ...] = BOTH
 
 
-def not_yet(key: str, default: str) -> str:
-    """The message for a key that another part of the work still adds."""
-    return f"{key}: known key, not honoured by this version: leave it out or set its public default {default}"
-
-
-# Right for good.
-LASTING = (
+REFUSALS = (
     Refusal(
         "trainer.strategy=megatron: no Megatron engine here: choose a backend that needs none by trainer.backend "
         "(installed: arctic_rl, fsdp), or write trainer.strategy=fsdp",
         "the engine is absent; the same recipe runs with trainer.backend=arctic_rl",
         (
+            "train/algorithms/dapo/run_dapo_qwen3_30b_a3b_lora_megatron_aime",
             "train/delta_weight_sync/run_dapo_qwen3.5_35b_a3b_delta",
+            "train/fully_async/fully_async_run_gsm8k_megatron_lora",
             "train/megatron/run_megatron",
             "train/megatron/run_megatron_dapo_mimo_7b_rl",
             "train/megatron/run_megatron_dapo_qwen3.5_9b",
+            "train/megatron/run_megatron_dapo_qwen3.6_27b_lora",
+            "train/megatron/run_megatron_dapo_qwen3.6_35b_a3b_lora_int4_qat",
+            "train/megatron/run_megatron_dapo_qwen3_235b_a22b_lora",
             "train/megatron/run_megatron_dapo_qwen3_30b_a3b",
+            "train/megatron/run_megatron_dapo_qwen3_30b_a3b_lora",
             "train/megatron/run_megatron_dapo_qwen3_4b",
+            "train/megatron/run_megatron_dapo_qwen3_4b_lora",
+            "train/megatron/run_megatron_lora_qwen3-30b-a3b",
             "train/megatron/run_megatron_moonlight",
             "train/megatron/run_megatron_nemotron_mini_4b",
             "train/megatron/run_megatron_qwen3-235b-a22b",
@@ -48,6 +50,7 @@ LASTING = (
             "train/megatron/run_megatron_qwen3.5_35b_a3b",
             "train/spec_decode/run_megatron_dapo_mimo_7b_rl_specdecode",
             "train/spec_decode/run_search_megatron_mimo_7b_specdecode",
+            "train/text_to_sql/run_skyrl_sql_megatron_lora",
             "train_scripts/full_context/run_full_ctx_megatron",
         ),
         (OWN,),
@@ -60,6 +63,13 @@ LASTING = (
             "train/spec_decode/run_megatron_dapo_mimo_7b_rl_specdecode",
             "train/spec_decode/run_search_megatron_mimo_7b_specdecode",
         ),
+        (ARCTIC,),
+    ),
+    Refusal(
+        "trainer.policy.model.fake_int4_qat.enabled=true: no training on weights rounded to int4 here: leave the section "
+        "out, and all weights are trained in full",
+        "leaving it out would train another model",
+        ("train/megatron/run_megatron_dapo_qwen3.6_35b_a3b_lora_int4_qat",),
         (ARCTIC,),
     ),
     Refusal(
@@ -91,7 +101,7 @@ LASTING = (
     Refusal(
         "generator.vision_language_generator=true: no vision-language model is trained here: only prompts of text",
         "it trains on images",
-        ("train/visgym/run_visgym_from_instruct",),
+        ("train/geometry3k/run_geometry3k_lora", "train/visgym/run_visgym_from_instruct"),
     ),
     Refusal(
         "harbor_trial_config.trials_dir, generator.rate_limit.enabled, generator.rate_limit.trajectories_per_second, "
@@ -100,48 +110,6 @@ LASTING = (
         ("train_integrations/harbor/run_codecontest_fully_async",),
     ),
 )
-
-# Until the keys that they set are honoured.
-PASSING = (
-    *(
-        Refusal(
-            not_yet(f"trainer.policy.model.lora.rank={rank}", "0"),
-            "LoRA",
-            names,
-        )
-        for rank, names in (
-            (
-                128,
-                (
-                    "train/algorithms/dapo/run_dapo_qwen3_30b_a3b_lora_megatron_aime",
-                    "train/megatron/run_megatron_dapo_qwen3_235b_a22b_lora",
-                    "train/megatron/run_megatron_dapo_qwen3_30b_a3b_lora",
-                ),
-            ),
-            (
-                64,
-                (
-                    "train/fully_async/fully_async_run_gsm8k_megatron_lora",
-                    "train/megatron/run_megatron_lora_qwen3-30b-a3b",
-                ),
-            ),
-            (
-                32,
-                (
-                    "train/geometry3k/run_geometry3k_lora",
-                    "train/lora/run_qwen2_5_0.5b_gsm8k_ppo_lora",
-                    "train/megatron/run_megatron_dapo_qwen3.6_27b_lora",
-                    "train/megatron/run_megatron_dapo_qwen3.6_35b_a3b_lora_int4_qat",
-                    "train/megatron/run_megatron_dapo_qwen3_4b_lora",
-                    "train/text_to_sql/run_skyrl_sql_megatron_lora",
-                ),
-            ),
-        )
-    ),
-    Refusal(not_yet("trainer.critic.model.lora.rank=32", "0"), "LoRA", ("train/lora/run_qwen2_5_0.5b_gsm8k_ppo_lora",)),
-)
-
-REFUSALS = (*LASTING, *PASSING)
 
 
 def told_to(recipe: str, backend: str) -> tuple[str, ...]:
