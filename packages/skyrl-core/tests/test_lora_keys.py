@@ -73,3 +73,12 @@ def test_a_server_kind_without_adapters_is_refused_and_those_with_are_named(
     check("able", f"{L}.rank=8")
     with pytest.raises(ConfigError, match=r"backend=mine takes no adapters; those that do: able, transformers\."):
         check("mine", f"{L}.rank=8")
+
+
+@pytest.mark.parametrize("modules", ["all-linear", ".*q_proj", "[q_proj,v_proj]"])
+def test_target_modules_are_the_same_after_a_file(modules: str, tmp_path: Path) -> None:
+    cfg = build(SkyRLTrainConfig, parse([f"{L}.rank=8", f"{L}.target_modules={modules}"])).cfg
+    file = tmp_path / "config.yaml"
+    file.write_text(cfg.to_yaml())
+    assert build(SkyRLTrainConfig, parse([f"@{file}"])).cfg == cfg
+    assert isinstance(cfg.trainer.policy.model.lora.target_modules, tuple) == modules.startswith("[")
