@@ -72,10 +72,12 @@ def section(cls: type[ConfigPart], doc: str = "") -> Any:
     return Field(default_factory=cls, description=doc)
 
 
-def _as_tuple(value: Any) -> Any:
-    if isinstance(value, str):
-        return (value,)
+def _listed(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _listed(value)
 
 
 def _as_pair(value: Any) -> Any:
@@ -84,5 +86,7 @@ def _as_pair(value: Any) -> Any:
 
 # A list of texts; one plain text stands for a list of one.
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+# One text that is no list of one, or a list.
+TextOrTexts = Annotated[str | tuple[str, ...], BeforeValidator(_listed)]
 # Two numbers, as in [0.9, 0.999].
 FloatPair = Annotated[tuple[float, float], BeforeValidator(_as_pair)]

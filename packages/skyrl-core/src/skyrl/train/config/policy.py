@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from skyrl.train.config.megatron import FakeInt4QatConfig, MegatronConfig
-from skyrl.train.config.part import ConfigPart, FloatPair, key, section
+from skyrl.train.config.part import ConfigPart, FloatPair, TextOrTexts, key, section
 from skyrl.train.config.profiling import TorchProfilerConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -20,11 +20,11 @@ class LoraConfig(ConfigPart):
     rank: int = key(0, "Rank of the adapter; 0: LoRA is off and every weight is trained.", ge=0)
     alpha: int = key(16, "The adapter's part is scaled by alpha / rank.", ge=1)
     dropout: float = key(0.0, "Share of the adapter's inputs that a training pass leaves out.", ge=0, lt=1)
-    target_modules: str | tuple[str, ...] = key(
+    target_modules: TextOrTexts = key(
         "all-linear",
         "Which modules get one: all-linear (all linear layers but the head), a list of names' ends, or one regex.",
     )
-    exclude_modules: str | tuple[str, ...] | None = key(
+    exclude_modules: TextOrTexts | None = key(
         None, "Which of them get none after all: a list of names' ends, or one regex."
     )
     init_method: str = key("kaiming", "How A begins: kaiming, gaussian or orthogonal; B begins so that B @ A is 0.")
