@@ -36,6 +36,11 @@ RUNS: dict[str, tuple[str, ...]] = {
     "cispo": (f"{A}.policy_loss_type=cispo", TWO_UPDATES),
     "sapo": (f"{A}.policy_loss_type=sapo", TWO_UPDATES),
     "dual_clip": (f"{A}.policy_loss_type=dual_clip", TWO_UPDATES),
+    "lora": (
+        "trainer.policy.model.lora.rank=16",
+        "trainer.policy.model.lora.alpha=32",
+        "trainer.policy.optimizer_config.lr=3e-3",
+    ),
 }
 """What each run has besides the embedded run's keys."""
 
