@@ -120,6 +120,17 @@ def test_the_usual_flags_of_a_recipe_are_each_accounted_for() -> None:
         assert any(argument.partition("=")[0] in line for line in lines[1:]), argument
 
 
+def test_what_goes_unused_for_one_reason_is_one_list() -> None:
+    megatron = "trainer.policy.megatron_config."
+    lines: list[str] = []
+    keys = (f"{megatron}tensor_model_parallel_size=4", f"{megatron}pipeline_model_parallel_size=2")
+    resolve([*keys, "trainer.device=cpu"], announce=lines.append)
+    (told,) = [line for line in lines if megatron in line]
+    assert told.startswith(
+        f"  unused: {megatron}tensor_model_parallel_size, {megatron}pipeline_model_parallel_size: no "
+    )
+
+
 def test_keys_that_start_a_server_are_unused_where_servers_run_already() -> None:
     lines: list[str] = []
     resolve(
@@ -139,7 +150,7 @@ def verdict(*argv: str) -> str:
     dotted = argv[0].partition("=")[0]
     for line in lines[1:]:
         kind, _, rest = line.strip().partition(": ")
-        if dotted in rest.split(", ") or rest.startswith(f"{dotted}: "):
+        if dotted in rest.partition(": ")[0].split(", "):
             return kind
     raise AssertionError(f"{dotted} is not accounted for in {lines}")
 

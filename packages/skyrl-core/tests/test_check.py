@@ -26,6 +26,7 @@ def lines(*argv: str) -> list[str]:
     return main_base.check_for([*argv, "trainer.device=cpu"], {})
 
 
+@pytest.mark.ci
 def test_it_reports_and_starts_nothing(tmp_path: Path) -> None:
     """As a user types it: exit code 0, no folder, no file."""
     command = [sys.executable, "-m", "skyrl.train.entrypoints.main_base", f"@{QUICKSTART / 'embedded.yaml'}", "--check"]

@@ -31,6 +31,7 @@ def test_the_key_changes_what_is_made_of_it(
     assert before != after
 
 
+@pytest.mark.ci
 def test_a_step_has_the_batches_that_are_asked_for(
     reference_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +89,7 @@ def test_gathered_weights_are_freed_after_the_forward_pass_or_kept(kept: bool) -
         group.close()
 
 
+@pytest.mark.ci
 def test_what_a_run_leaves_follows_its_intervals(
     reference_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,14 +51,17 @@ def merged(core: KeyReport, backend: KeyReport) -> KeyReport:
 
 
 def lines(keys: KeyReport) -> list[str]:
-    """`12 keys honoured, 3 mapped, 2 unused, 0 refused`, then each one by name."""
+    """`12 keys honoured, 3 mapped, 2 unused, 0 refused`, then each one by name; those with one reason in one list."""
     parts = (("mapped", keys.mapped), ("unused", keys.unused), ("refused", keys.refused))
     head = f"{len(keys.honoured)} keys honoured, " + ", ".join(f"{len(part)} {name}" for name, part in parts)
     out = [head]
     if keys.honoured:
         out.append(f"  honoured: {', '.join(keys.honoured)}")
     for name, part in parts:
-        out += [f"  {name}: {key}: {text}" for key, text in part.items()]
+        together: dict[str, list[str]] = {}
+        for key, text in part.items():
+            together.setdefault(text, []).append(key)
+        out += [f"  {name}: {', '.join(same)}: {text}" for text, same in together.items()]
     return out
 
 
