@@ -98,6 +98,10 @@ def test_the_defaults_break_no_rule() -> None:
             "trainer.policy.model.lora.rank=8 excludes generator.inference_engine.weight_sync_backend=delta",
         ),
         (
+            "trainer.policy.model.lora.rank=8 trainer.update_ref_every_epoch=true",
+            "trainer.update_ref_every_epoch=true with trainer.policy.model.lora.rank=8: the reference has no adapter",
+        ),
+        (
             "trainer.policy.model.lora.rank=8 trainer.policy.model.lora.init_method=kaimin",
             "lora.init_method=kaimin: known: gaussian, kaiming, orthogonal; did you mean kaiming?",
         ),

@@ -57,7 +57,17 @@ def servers(cfg: Any) -> Iterator[str]:
         )
 
 
-RULES: tuple[Callable[[Any], Iterator[str]], ...] = (values, servers)
+def reference(cfg: Any) -> Iterator[str]:
+    """A reference that stays: it has no adapter that could follow the policy's."""
+    rank, trainer = cfg.trainer.policy.model.lora.rank, cfg.trainer
+    if rank and trainer.update_ref_every_epoch and trainer.algorithm.needs_reference:
+        yield (
+            f"trainer.update_ref_every_epoch=true with {L}.rank={rank}: the reference has no adapter and cannot follow: "
+            f"leave it out, or train the whole weights with {L}.rank=0"
+        )
+
+
+RULES: tuple[Callable[[Any], Iterator[str]], ...] = (values, servers, reference)
 
 TRAINED = ("alpha", "dropout", "target_modules", "exclude_modules", "init_method")
 SERVED = ("max_loras", "max_cpu_loras")
