@@ -5,9 +5,12 @@ import math
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from skyrl.train import environments
+import skyrl.train.quickstart
+from skyrl.train import backends, environments
+from skyrl.train.config.problems import ConfigError
 from skyrl.train.environments import EnvironmentFailed, EnvironmentsStuck, EnvironmentThreads, Episode, stepping
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
@@ -171,6 +174,21 @@ def test_a_plugin_module_registers_by_being_imported(tmp_path, monkeypatch):
     (tmp_path / "licensed.py").write_text("raise RuntimeError('no licence')")
     with pytest.raises(ValueError, match=r"environment.plugins: 'licensed' raised RuntimeError: no licence"):
         environments.import_plugins(["licensed"])
+
+
+def test_a_loss_that_a_plugin_registers_is_known_to_the_rules(tmp_path, monkeypatch):
+    """The module lies in the folder of the run, which a console script's path does not have."""
+    (tmp_path / "losses_of_a_test.py").write_text(
+        "from skyrl.train.algorithms.policy_losses import register_policy_loss\n"
+        "register_policy_loss('mine', lambda inputs, algorithm: None)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    embedded = Path(skyrl.train.quickstart.__file__).parent / "embedded.yaml"
+    argv = [f"@{embedded}", "generator.inference_engine.backend=reference", "trainer.algorithm.policy_loss_type=mine"]
+    with pytest.raises(ConfigError, match="policy_loss_type=mine"):
+        backends.resolve(argv, announce=lambda line: None)
+    cfg, _ = backends.resolve([*argv, "environment.plugins=[losses_of_a_test]"], announce=lambda line: None)
+    assert cfg.environment.plugins == ("losses_of_a_test",)
 
 
 def test_a_name_means_one_environment():
