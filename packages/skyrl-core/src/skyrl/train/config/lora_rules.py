@@ -62,8 +62,8 @@ def reference(cfg: Any) -> Iterator[str]:
     rank, trainer = cfg.trainer.policy.model.lora.rank, cfg.trainer
     if rank and trainer.update_ref_every_epoch and trainer.algorithm.needs_reference:
         yield (
-            f"trainer.update_ref_every_epoch=true with {L}.rank={rank}: the reference has no adapter and cannot follow: "
-            f"leave it out, or train the whole weights with {L}.rank=0"
+            f"trainer.update_ref_every_epoch=true with {L}.rank={rank}: the reference has no adapter and cannot "
+            f"follow: leave it out, or train the whole weights with {L}.rank=0"
         )
 
 
