@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 CORE, ARCTIC = "packages/skyrl-core/tests/", "packages/skyrl-arctic/tests/"
+ADAPTERS = "packages/skyrl-core/src/skyrl/train/policy/lora_suite.py"
 OWN_KEYS = f"{ARCTIC}test_config.py::test_a_key_with_a_shared_name_sets_the_shared_key"
 LISTED = f"{ARCTIC}test_config.py::test_each_key_is_listed_under_what_becomes_of_it"
 NEEDED = f"{ARCTIC}test_config.py::test_every_shared_key_that_deepspeed_needs_arrives_there"
@@ -60,6 +61,12 @@ PROOFS: Mapping[str, str] = {
     "trainer.critic.model.path": "tests/seam/test_ppo.py::test_every_key_of_ppo_changes_the_run",
     "trainer.critic_mini_batch_size": "tests/seam/test_ppo.py::test_every_key_of_ppo_changes_the_run",
     "trainer.critic.optimizer_config.lr": f"{VALUE}::test_settings_of_the_critics_optimizer_reach_it",
+    "trainer.policy.model.lora.rank": f"{ADAPTERS}::test_the_base_never_changes_and_the_adapter_does",
+    "trainer.policy.model.lora.alpha": f"{ADAPTERS}::test_gradients_of_the_adapter_equal_the_plain_reference",
+    "trainer.policy.model.lora.init_method": f"{ADAPTERS}::"
+    "test_the_adapter_begins_as_nothing_and_is_drawn_from_the_runs_seed",
+    "trainer.critic.model.lora": f"{CORE}test_lora.py::"
+    "test_a_critic_with_an_adapter_trains_it_and_its_head_and_nothing_else",
     "trainer.flash_attn": f"{CORE}test_backends.py::test_the_usual_flags_of_a_recipe_are_each_accounted_for",
     "trainer.strategy": EARLIER,
     "trainer.fully_async.enabled": AHEAD,

@@ -24,15 +24,11 @@ def functions_of(file: str) -> frozenset[str]:
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-# Keys that are honoured as soon as adapters are.
-LATER = ".model.lora."
-
-
 def is_settled(key: str) -> bool:
     """Whether a table says what the key, or the free mapping that it lies in, comes to."""
     parts = key.split(".")
     sections = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
-    decides_nothing = LATER in key or inert.why_inert(key) is not None or key in inert.ALWAYS
+    decides_nothing = inert.why_inert(key) is not None or key in inert.ALWAYS
     of_an_example = absent.example_key(tuple(parts)) is not None
     return decides_nothing or of_an_example or bool(sections & (PROOFS.keys() | EFFECTS.keys() | ALGORITHM))
 

@@ -43,6 +43,7 @@ REPRESENTATIVE = (
     ("train/ppo/run_ppo", "own"),
     ("train/fully_async/fully_async_run_gsm8k", "arctic_rl"),
     ("train/search/run_search", "own"),
+    ("train/megatron/run_megatron_dapo_qwen3_4b_lora", "arctic_rl"),
     ("integrations/arctic_rl/examples/run_bird_grpo_smoke", "arctic_rl"),
 )
 ACCEPTED = [(name, backend) for name in RECIPES for backend in BOTH if not told_to(name, backend)]
