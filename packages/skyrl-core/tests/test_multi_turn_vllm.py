@@ -20,14 +20,15 @@ from skyrl.train.data import gsm8k
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.generator.env_generator import EnvGenerator
 from skyrl.train.generator.trajectory import PromptTask, Trajectory
-from skyrl.train.launch.server import ServerProcess
 from skyrl.train.rollouts.service import RolloutService
 from skyrl_gym.envs.search.env import SearchEnv
+from skyrl_rollout.reference.process import ServedProcess
 from transformers import AutoModelForCausalLM
 
 pytestmark = [pytest.mark.ci, pytest.mark.timeout(600)]
 QUICKSTART = Path(skyrl.train.quickstart.__file__).parent
 TINY_MODEL = QUICKSTART / "tiny_model"
+BINARY = Path(__file__).parents[3] / ".venvs/server/bin/arctic-serve"
 TURNS, STEPS = 3, 2
 
 
@@ -42,19 +43,13 @@ def begins_with_a_digit(env: SearchEnv, action: str, done: bool) -> float:
 
 
 @pytest.fixture(scope="module")
-def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    engine = {"backend": "vllm", "enforce_eager": True, "engine_init_kwargs": {"max_model_len": 512}}
-    cfg = SkyRLTrainConfig.model_validate(
-        {
-            "trainer": {"log_path": str(tmp_path_factory.mktemp("server")), "device": "cpu"},
-            "generator": {"inference_engine": engine},
-        }
-    )
-    process = ServerProcess.start(cfg, str(TINY_MODEL))
-    try:
-        yield process.url
-    finally:
-        process.stop()
+def server_url() -> Iterator[str]:
+    """A server of its own: one that the launcher starts ends with the first run of this process."""
+    if not BINARY.exists():
+        pytest.skip("the server environment .venvs/server is not built: run `uv run tools/serve.py --sync-only`")
+    command = [str(BINARY), "--model", str(TINY_MODEL), "--listen", "127.0.0.1:0"]
+    with ServedProcess(command, start_timeout_s=240.0) as server:
+        yield server.url
 
 
 def trainer_logprobs(model: torch.nn.Module, t: Trajectory, temperature: float) -> np.ndarray:
