@@ -119,15 +119,15 @@ def test_a_shrunk_recipe_takes_two_steps(
     assert any(not torch.equal(exp.before[key], exp.after[key]) for key in exp.before) is trained
 
 
-def test_a_shrunk_recipe_differs_in_its_sizes_only(home: Path) -> None:
-    for name, backend in ACCEPTED:
-        argv, parts = arguments(RECIPES[name], home, backend)
-        places = {"model": TINY_MODEL, "data": "/d.jsonl", "folder": "/f", "url": "grpc://h:1"}
-        whole, small = (
-            dict(leaves(backends.resolve(each, parts, announce=lambda line: None)[0].model_dump()))
-            for each in (argv, shrunk(argv, places))
-        )
-        assert {key for key in whole if whole[key] != small[key]} <= SIZES.keys()
+@pytest.mark.parametrize(("name", "backend"), [marked(*pair) for pair in ACCEPTED])
+def test_a_shrunk_recipe_differs_in_its_sizes_only(name: str, backend: str, home: Path) -> None:
+    argv, parts = arguments(RECIPES[name], home, backend)
+    places = {"model": TINY_MODEL, "data": "/d.jsonl", "folder": "/f", "url": "grpc://h:1"}
+    whole, small = (
+        dict(leaves(backends.resolve(each, parts, announce=lambda line: None)[0].model_dump()))
+        for each in (argv, shrunk(argv, places))
+    )
+    assert {key for key in whole if whole[key] != small[key]} <= SIZES.keys()
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
