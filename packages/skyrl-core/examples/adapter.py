@@ -25,7 +25,7 @@ if __name__ == "__main__":
             "trainer.run_name=adapter",
             "trainer.policy.model.lora.rank=16",
             "trainer.policy.model.lora.alpha=32",
-            "trainer.policy.optimizer_config.lr=3e-3",  # an adapter takes about ten times the rate of all weights
+            "trainer.policy.optimizer_config.lr=3e-3",  # ten times the rate of all weights
             "trainer.max_training_steps=60",
             "generator.inference_engine.backend=transformers",
             *sys.argv[1:],

@@ -18,17 +18,30 @@ class TestFsdpOnOneRank(LoraContract):
     plugin = PLUGIN
 
 
-@pytest.mark.ci
-@pytest.mark.timeout(400)  # processes that start beside others
-class TestFsdpOnTwoRanks(LoraContract):
+class TwoRanks(LoraContract):
     plugin = PLUGIN
     num_workers = 2
-    # every test starts processes of its own; left out is what other tests of this class imply or ranks cannot change
-    test_gradients_of_the_adapter_equal_the_plain_reference = None
-    test_the_adapter_begins_as_nothing_and_is_drawn_from_the_runs_seed = None
+    # every test starts processes of its own; left out is what ranks cannot change
     test_recomputed_activations_give_the_same_gradient = None
     test_target_modules_that_the_model_does_not_have_are_refused_and_its_own_listed = None
     test_only_target_modules_that_are_not_excluded_get_one = None
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(400)  # processes that start beside others
+class TestFsdpOnTwoRanks(TwoRanks):
+    # the class below, run by hand, has the others: each starts two processes and more for a minute
+    test_gradients_of_the_adapter_equal_the_plain_reference = None
+    test_the_base_never_changes_and_the_adapter_does = None
+    test_the_adapter_begins_as_nothing_and_is_drawn_from_the_runs_seed = None
+    test_a_resumed_run_continues_bit_for_bit_from_the_adapter_alone = None
+    test_the_export_loads_in_peft_and_merged_in_transformers_and_both_are_the_policy = None
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+class TestFsdpOnTwoRanksWhole(TwoRanks):
+    """By hand."""
 
 
 def test_a_critic_with_an_adapter_trains_it_and_its_head_and_nothing_else(tmp_path: Path) -> None:

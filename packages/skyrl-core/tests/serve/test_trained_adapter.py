@@ -34,6 +34,7 @@ def policy(server, teacher, tmp_path):
     group.close()
 
 
+@pytest.mark.ci
 async def test_the_server_says_what_peft_says_before_and_after_updates(policy, teacher, tmp_path: Path) -> None:
     group, cfg = policy
     service = await RolloutService.open(cfg, teacher.folder)
