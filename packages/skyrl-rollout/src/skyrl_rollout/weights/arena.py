@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import xxhash
 
-from skyrl_rollout.weights.manifest import TensorLayout, TensorSpec, place
+from skyrl_rollout.weights.manifest import ALIGNMENT_BYTES, TensorLayout, TensorSpec, place
 from skyrl_rollout.weights.shm import Segment
 
 SHARD_BYTES = 256 << 20  # a shard is full at that; more shards are what a server may take side by side
@@ -134,7 +134,7 @@ def _placed(layout: Sequence[TensorLayout], shard_bytes: int) -> tuple[TensorSpe
             shards.append([])
             nbytes = 0
         shards[-1].append(t)
-        nbytes += t.nbytes
+        nbytes += -(-t.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return tuple(spec for shard, tensors in enumerate(shards) for spec in place(tensors, shard=shard))
 
 
