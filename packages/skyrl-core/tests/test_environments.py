@@ -158,7 +158,9 @@ def test_arithmetic_rewards_exactly_the_answer(answer, reward):
 
 
 def test_an_unknown_environment_is_answered_with_the_known_and_the_nearest():
-    with pytest.raises(ValueError, match=r"unknown environment 'gsm9k': known: .*aime.*arithmetic.*did you mean gsm8k\?"):
+    with pytest.raises(
+        ValueError, match=r"unknown environment 'gsm9k': known: .*aime.*arithmetic.*did you mean gsm8k\?"
+    ):
         environments.make("gsm9k", env_config={}, extras={})
 
 
