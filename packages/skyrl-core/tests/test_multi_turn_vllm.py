@@ -47,8 +47,7 @@ def server_url() -> Iterator[str]:
     """A server of its own: one that the launcher starts ends with the first run of this process."""
     if not BINARY.exists():
         pytest.skip("the server environment .venvs/server is not built: run `uv run tools/serve.py --sync-only`")
-    # on a CPU this vLLM dies where a prefill is cut in two (its generators cannot go back): all prompts fit one step
-    flags = ("--enforce-eager", "--engine-arg", "max_model_len=512", "--engine-arg", "max_num_batched_tokens=8192")
+    flags = ("--enforce-eager", "--max-model-len", "512")
     command = [str(BINARY), "--model", str(TINY_MODEL), "--listen", "127.0.0.1:0", *flags]
     with ServedProcess(command, start_timeout_s=240.0) as server:
         yield server.url
