@@ -28,8 +28,8 @@ TIERS = {
 and 25 minutes on two quiet cores, are lower: a busy machine is slow, not wrong."""
 
 THREE_AT_A_TIME = ("--numprocesses=3", "--dist=loadscope", "--no-loadscope-reorder")
-"""On two cores: most tests wait for a process to start, load or end. tests/conftest.py says which of them stay together. The order is
-kept, because it has the long runs first."""
+"""On two cores, because most tests wait for a process to start, load or end. tests/conftest.py says which of them stay
+together, and keeps an order that has the long runs first."""
 
 SERVER_TIMEOUT_S = 1200.0
 SUMMARY_WORDS = (" passed", " failed", " error", "no tests ran", " deselected")
