@@ -1,4 +1,4 @@
-"""Which tests stay together when the check command runs several at a time, and which of them begin first."""
+"""Which tests stay together when the check command runs two at a time, and which of them begin first."""
 
 from __future__ import annotations
 

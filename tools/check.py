@@ -27,9 +27,9 @@ TIERS = {
 """Tier -> which tests pytest selects by their markers, and the seconds after which a run counts as hung. The aims, 3
 and 25 minutes on two quiet cores, are lower: a busy machine is slow, not wrong."""
 
-THREE_AT_A_TIME = ("--numprocesses=3", "--dist=loadscope", "--no-loadscope-reorder")
-"""On two cores, because most tests wait for a process to start, load or end. tests/conftest.py says which of them stay
-together, and keeps an order that has the long runs first."""
+TWO_AT_A_TIME = ("--numprocesses=2", "--dist=loadscope", "--no-loadscope-reorder")
+"""Most tests wait for a process to start, load or end. tests/conftest.py says which of them stay together, and keeps
+an order that has the long runs first."""
 
 SERVER_TIMEOUT_S = 1200.0
 SUMMARY_WORDS = (" passed", " failed", " error", "no tests ran", " deselected")
@@ -61,7 +61,7 @@ def steps(tier: str) -> tuple[Step, ...]:
     tests = Step(
         "tests",
         f"behaviour and the rules in tests/architecture, tier {tier}",
-        python("-m", "pytest", *THREE_AT_A_TIME, "-m", markers, "--durations=15", f"--color={_color()}"),
+        python("-m", "pytest", *TWO_AT_A_TIME, "-m", markers, "--durations=15", f"--color={_color()}"),
         timeout_s=tests_timeout_s,
         streams=True,
     )

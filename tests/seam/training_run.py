@@ -75,6 +75,7 @@ class TrainingRun:
                 return
             assert self.process.poll() is None, f"the run ended before step {step}:\n{self.output[-4000:]}"
             time.sleep(0.05)
+        self.kill()
         raise AssertionError(f"step {step} not reached within {timeout_s} s:\n{self.output[-4000:]}")
 
     def wait_for_output(self, text: str, timeout_s: float = 120) -> None:
