@@ -1,12 +1,16 @@
 """Does the check command run every step, end what hangs, and close with the test runner's own line?"""
 
+import re
+import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import check
 import psutil
 import pytest
+from fresh_clone import ROOT
 from step import Outcome, Step, run
 
 
@@ -68,3 +72,17 @@ def test_every_tier_ends_with_the_tests(tier: str) -> None:
     assert steps[-1].name == "tests"
     assert len({step.name for step in steps}) == len(steps)
     assert ("server" in [step.name for step in steps]) == (tier != "quick")
+
+
+@pytest.mark.ci
+def test_tests_that_share_a_server_run_in_one_worker() -> None:
+    files = ("tests/architecture/test_files.py", "tests/architecture/test_workspace.py", "tests/commands/test_bench.py")
+    quick = ("-m", "not ci and not long", "--verbose", "--color=no")
+    command = [sys.executable, "-m", "pytest", *check.TWO_AT_A_TIME, *quick, *files]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100).stdout
+    workers = defaultdict(set)
+    for worker, file in re.findall(r"^\[(gw\d)\].* (?:PASSED|SKIPPED) ([^:]+)::", shown, re.MULTILINE):
+        workers[file].add(worker)
+    assert set(workers) == set(files), shown[-2000:]
+    assert all(len(names) == 1 for names in workers.values()), workers
+    assert len(set.union(*workers.values())) == 2, "both workers have work"

@@ -67,7 +67,7 @@ REFUSALS = (
     ),
     Refusal(
         "trainer.policy.model.fake_int4_qat.enabled=true: no training on weights rounded to int4 here: leave the "
-        "section out, and all weights are trained in full",
+        "section out, and weights keep their precision",
         "leaving it out would train another model",
         ("train/megatron/run_megatron_dapo_qwen3.6_35b_a3b_lora_int4_qat",),
         (ARCTIC,),

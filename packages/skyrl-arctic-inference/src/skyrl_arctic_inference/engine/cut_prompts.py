@@ -20,11 +20,9 @@ def hold_generators_of_cut_prompts() -> None:
     """From here on a request whose prompt is not whole draws from a generator of nobody's; on a GPU nothing changes."""
     if not current_platform.is_cpu():
         return
-    # with none at all vLLM's sampler would leave out the generators of the whole batch
+    # With none for a row, the sampler leaves out the generators of all rows; the bookkeeping turns back what it finds.
     GPUModelRunner._sample = _with_others(GPUModelRunner._sample, torch.Generator())
-    GPUModelRunner._bookkeeping_sync = _with_others(
-        GPUModelRunner._bookkeeping_sync, None
-    )  # it turns back what it finds
+    GPUModelRunner._bookkeeping_sync = _with_others(GPUModelRunner._bookkeeping_sync, None)
 
 
 def _with_others(method: Callable[..., Any], other: torch.Generator | None) -> Callable[..., Any]:

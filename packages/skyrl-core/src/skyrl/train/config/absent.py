@@ -31,7 +31,7 @@ ABSENT = (
     Absent(
         "trainer.*.model.fake_int4_qat.enabled",
         bool,
-        "no training on weights rounded to int4 here: leave the section out, and all weights are trained in full",
+        "no training on weights rounded to int4 here: leave the section out, and weights keep their precision",
     ),
     Absent(
         "trainer.mtp.enabled",
