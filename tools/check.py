@@ -27,9 +27,9 @@ TIERS = {
 """Tier -> which tests pytest selects by their markers, and the seconds after which a run counts as hung. The aims, 3
 and 25 minutes on two quiet cores, are lower: a busy machine is slow, not wrong."""
 
-TWO_AT_A_TIME = ("--numprocesses=2", "--dist=loadscope", "--no-loadscope-reorder")
+TWO_AT_A_TIME = ("--numprocesses=2", "--dist=loadscope", "--no-loadscope-reorder", "--max-worker-restart=0")
 """Most tests wait for a process to start, load or end. tests/conftest.py says which of them stay together, and keeps
-an order that has the long runs first."""
+an order that has the long runs first. A worker that dies ends the tests: with another in its place they never ended."""
 
 SERVER_TIMEOUT_S = 1200.0
 SUMMARY_WORDS = (" passed", " failed", " error", "no tests ran", " deselected")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 from skyrl.train.entrypoints import main_base
 from skyrl_rollout.reference.process import ServedProcess
 
@@ -80,6 +81,12 @@ def two_steps(rows: list[dict[str, float]]) -> None:
     assert [row["trainer/global_step"] for row in rows] == [1, 2]
 
 
+def two_steps_and_no_ray(rows: list[dict[str, float]]) -> None:
+    """What Ray leaves to the threads of a run that has ended ends this process a minute later."""
+    two_steps(rows)
+    assert not ray.is_initialized()
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
@@ -88,7 +95,7 @@ def two_steps(rows: list[dict[str, float]]) -> None:
         ("multi_turn_tool.py", asks_its_tool),
         ("endpoint.yaml", two_steps),
         ("resume.yaml", goes_on),
-        ("ray_two_workers.yaml", two_steps),
+        ("ray_two_workers.yaml", two_steps_and_no_ray),
     ],
 )
 def test_the_commands_at_the_head_of_an_example_run(name, shown, url, tmp_path, monkeypatch) -> None:

@@ -235,6 +235,7 @@ class BasePPOExp:
             stack.push_async_callback(_close, group)
             return group
 
+        stack.push_async_callback(_leave_ray)  # entered first: the workers are closed before it
         policy = await start(PolicyGroup, "policy", updates(trainer.policy_mini_batch_size))
         reference = await start(PolicyGroup, "ref") if trainer.algorithm.needs_reference else None
         critic = None
@@ -274,6 +275,17 @@ async def _close(group: Any) -> None:
         await asyncio.wait_for(asyncio.to_thread(group.close), CLOSE_TIMEOUT_S)
     except TimeoutError:
         log.warning("a policy worker did not close within %.0f s", CLOSE_TIMEOUT_S)
+
+
+async def _leave_ray() -> None:
+    """Ray ends with the run: its processes would not outlive the run's threads, and a second run of this process would
+    find them gone."""
+    if (ray_group := sys.modules.get("skyrl.train.policy.ray_group")) is None:  # no role has more than one worker
+        return
+    try:
+        await asyncio.wait_for(asyncio.to_thread(ray_group.leave_ray), CLOSE_TIMEOUT_S)
+    except TimeoutError:
+        log.warning("Ray did not end within %.0f s", CLOSE_TIMEOUT_S)
 
 
 def main(

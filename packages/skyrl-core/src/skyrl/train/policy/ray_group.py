@@ -40,6 +40,9 @@ STOP_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 10.0
 LAST_LOG_LINES = 20
 
+_joined_here = False
+"""Whether `start_ray`, and not the caller, connected this process."""
+
 
 class WorkerDied(RunFailed):
     """A worker process is gone. The message names its rank, node and process, and shows its last lines."""
@@ -227,9 +230,15 @@ class _Placement:
 
 
 def start_ray(cfg: Any) -> None:
-    """Joins the cluster that $RAY_ADDRESS names, else starts Ray on this machine."""
+    """Joins the cluster that $RAY_ADDRESS names, else starts Ray on this machine; `leave_ray` undoes it.
+
+    On this machine Ray's processes end with the thread that started them, and with them, a minute later, this process:
+    a thread that may end before the process calls `leave_ray` first.
+    """
+    global _joined_here
     if ray.is_initialized():
         return
+    _joined_here = True
     if UV_ENVIRONMENTS not in os.environ:
         # Under `uv run` Ray would make an environment anew for every job and start each worker through `uv run`. The
         # variable itself is read when ray is imported, which a user's module may have done before ours.
@@ -248,6 +257,14 @@ def start_ray(cfg: Any) -> None:
             f"Ray, which starts the {ranks} workers, did not start on this machine ({error}): its processes' logs are "
             f"in session_latest/logs of its temporary folder, /tmp/ray unless $RAY_TMPDIR is set"
         ) from error
+
+
+def leave_ray() -> None:
+    """Ends the Ray that `start_ray` started, or leaves the cluster that it joined; one that the caller joined stays."""
+    global _joined_here
+    if _joined_here:
+        _joined_here = False
+        ray.shutdown()
 
 
 def require_answer(address: str) -> None:
