@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+WHOLE_FOLDERS = ("tests/architecture/", "tests/commands/")
 LONG_RUNS = ("tests/seam/", "tests/commands/")
 
 
 def unit_of(nodeid: str) -> str:
     """What one worker runs in one piece: a file, whose tests share servers; all of `commands`, whose files share a
-    clone; a single test of `seam`, where nothing is shared."""
+    clone; all of `architecture`, whose files read the same sources; a single test of `seam`: nothing is shared there."""
     path = nodeid.partition("::")[0]
     if path.startswith("tests/seam/"):
         return nodeid
-    return "tests/commands" if path.startswith("tests/commands/") else path
+    return next((folder for folder in WHOLE_FOLDERS if path.startswith(folder)), path)
 
 
 class ByWhatIsShared(LoadScopeScheduling):

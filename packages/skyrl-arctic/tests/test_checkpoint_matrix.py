@@ -162,6 +162,7 @@ def test_a_damaged_checkpoint_is_told_by_deepspeed_too_and_nothing_is_changed(
         suite.assert_identical(group.weights(), before)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("stage", [1, 3])
 def test_bfloat16_weights_go_on_from_their_float32_copies(stage: int, model: Path, tmp_path: Path) -> None:
     contract = maker(f"zero{stage}x1")

@@ -38,6 +38,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[Policy
         group.close()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_export_of_several_files_is_the_trained_model(
     start: Any, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ def ids(sample) -> list[int]:
     return sample.token_ids.tolist()
 
 
+@pytest.mark.ci
 async def test_greedy_tokens_are_those_of_generate_for_32_prompts_of_mixed_lengths(client, teacher):
     prompts = teacher.prompts(32)
     samples = await together(client, prompts, GREEDY)
