@@ -11,7 +11,7 @@ LONG_RUNS = ("tests/seam/", "tests/commands/")
 
 def unit_of(nodeid: str) -> str:
     """What one worker runs in one piece: a file, whose tests share servers; all of `commands`, whose files share a
-    clone; all of `architecture`, whose files read the same sources; a single test of `seam`: nothing is shared there."""
+    clone; all of `architecture`, whose files read the same sources; a single test of `seam`."""
     path = nodeid.partition("::")[0]
     if path.startswith("tests/seam/"):
         return nodeid
