@@ -137,11 +137,13 @@ async def test_the_end_token_and_a_stop_token_end_a_sample_and_are_part_of_it(cl
 
 
 async def test_a_stop_string_ends_a_sample_with_no_token_after_it(client):
-    digits = dict.fromkeys(range(3, 13), 50.0)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    digits = dict.fromkeys(tokenizer.convert_tokens_to_ids(list("0123456789")), 50.0)
     sampling = Sampling(max_tokens=60, seed=1, logit_bias=digits, ignore_eos=True)
     whole = (await client.generate([5, 6], sampling, mode=SAMPLING, timeout_s=30)).samples[0].token_ids.tolist()
 
-    text = AutoTokenizer.from_pretrained(TINY_MODEL).decode(whole)
+    text = tokenizer.decode(whole)
+    assert len(text) == len(whole), "a token is a character here"
     stop = text[9:12]
     cut = Sampling(max_tokens=60, seed=1, logit_bias=digits, ignore_eos=True, stop_strings=(stop,))
     sample = (await client.generate([5, 6], cut, mode=SAMPLING, timeout_s=30)).samples[0]
