@@ -98,7 +98,7 @@ EFFECTS: dict[str, Effect] = {
     "trainer.micro_train_batch_size_per_gpu": Effect(limits, "3"),
     "trainer.micro_forward_batch_size_per_gpu": Effect(limits, "3"),
     "trainer.max_tokens_per_microbatch": Effect(limits, "100"),
-    f"{PLACE}policy_num_nodes": Effect(workers, "2", (f"{PLACE}ref_num_nodes=2",)),
+    f"{PLACE}policy_num_nodes": Effect(workers, "2"),
     f"{PLACE}policy_num_gpus_per_node": Effect(workers, "2"),
     f"{PLACE}critic_num_nodes": Effect(workers, "2", CRITIC),
     f"{PLACE}critic_num_gpus_per_node": Effect(workers, "2", CRITIC),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from skyrl.train import backends
 from skyrl.train.backends import BackendPlugin, KeyReport, backend_name_from_argv, load_plugin, resolve
 from skyrl.train.config import AlgorithmConfig, SkyRLTrainConfig, key, key_report
+from skyrl.train.config.inert import NO_MEGATRON
 from skyrl.train.config.problems import ConfigError
 
 PLUGIN_MODULE = """
@@ -129,6 +131,24 @@ def test_what_goes_unused_for_one_reason_is_one_list() -> None:
     assert told.startswith(
         f"  unused: {megatron}tensor_model_parallel_size, {megatron}pipeline_model_parallel_size: no "
     )
+
+
+def test_keys_that_a_written_configuration_has_at_their_defaults_are_counted_and_not_named(tmp_path: Path) -> None:
+    """And what was set is named: in the file to another value, or by an argument to any."""
+    file = tmp_path / "config.yaml"
+    set_first = ("trainer.device=cpu", "trainer.algorithm.gamma=0.5", "trainer.policy.megatron_config.mtp_num_layers=1")
+    file.write_text(resolve(set_first, announce=lambda line: None)[0].to_yaml())
+    lines: list[str] = []
+    resolve([f"@{file}", "trainer.algorithm.lambd=1.0"], announce=lines.append)
+    assert lines[1:-1] == [
+        "  honoured: trainer.device",
+        f"  unused: trainer.policy.megatron_config.mtp_num_layers: {NO_MEGATRON}",
+        "  unused: trainer.algorithm.gamma: the estimator scores whole responses",
+        "  unused: trainer.algorithm.lambd: only trainer.algorithm.advantage_estimator=gae reads it",
+    ]
+    counted = [int(number) for number in re.findall(r"\d+", lines[0])]
+    assert lines[-1] == f"  not named: {sum(counted) - 4} keys that a file gives with their defaults"
+    assert sum(counted) > 300
 
 
 def test_keys_that_start_a_server_are_unused_where_servers_run_already() -> None:

@@ -185,6 +185,7 @@ def test_the_defaults_break_no_rule() -> None:
         ("trainer.logger=wandb", "WANDB_API_KEY is not set"),
         ("trainer.strategy=megatron", "trainer.strategy=megatron: no Megatron engine here"),
         ("trainer.placement.ref_num_gpus_per_node=2", "must equal the policy's 1 x 1"),
+        ("trainer.placement.ref_num_nodes=2", "ref_num_gpus_per_node = 2 x 1 must equal the policy's 1 x 1"),
         (
             "generator.inference_engine.external_server_urls=http://host:8000",
             "write grpc://host:8000 (the server's gRPC port)",
@@ -270,6 +271,42 @@ def test_urls_imply_that_nothing_is_started_or_shared() -> None:
 )
 def test_what_is_unset_follows_the_key_that_it_belongs_to(argv: str, read: Any, derived: Any) -> None:
     assert read(check(*argv.split(" "))) == derived
+
+
+TWO_WORKERS = "trainer.placement.policy_num_gpus_per_node=2"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        TWO_WORKERS,
+        f"{TWO_WORKERS} {GAE}",
+        f"{TWO_WORKERS} trainer.placement.ref_num_gpus_per_node=2",
+        "generator.inference_engine.external_server_urls=grpc://h:1",
+        "trainer.mode=one_step_off",
+        "trainer.placement.colocate_all=false",
+    ],
+)
+def test_a_run_of_a_written_configuration_is_the_run_that_wrote_it(argv: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(check(*argv.split(" ")).to_yaml())
+    assert check(f"@{file}") == check(*argv.split(" "))
+
+
+@pytest.mark.parametrize(
+    "argv", ["generator.inference_engine.external_server_urls=grpc://h:1", "trainer.mode=one_step_off", TWO_WORKERS]
+)
+def test_what_a_written_configuration_left_unset_follows_the_arguments_after_it(argv: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(check().to_yaml())
+    assert check(f"@{file}", argv) == check(argv)
+
+
+def test_what_was_set_stays_set_in_a_written_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(check("trainer.placement.colocate_all=true").to_yaml())
+    with pytest.raises(ConfigError, match=r"trainer\.placement\.colocate_all=true does not go with"):
+        check(f"@{file}", "trainer.mode=one_step_off")
 
 
 def test_old_logprobs_of_a_truncated_distribution_are_refused() -> None:

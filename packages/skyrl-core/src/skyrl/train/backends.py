@@ -122,7 +122,7 @@ def resolve(
         keys = key_report.merged(keys, KeyReport(mapped=selected))
     if keys.refused:
         raise ConfigError([f"{key}: {what}" for key, what in keys.refused.items()])
-    for line in key_report.lines(keys):
+    for line in key_report.lines(keys, built.at_default):
         announce(line)
     return cfg, found
 

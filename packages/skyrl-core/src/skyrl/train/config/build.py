@@ -20,12 +20,16 @@ from skyrl.train.config.type_errors import describe
 
 @dataclass(frozen=True)
 class Built:
-    """A configuration, the keys that the user set in it, and the public keys that were read but have no place in it."""
+    """A configuration, the keys that the user set in it, and the public keys that were read but have no place in it.
+
+    `at_default` are those of `user_keys` that a file gives with their own default, as every written config.yaml does.
+    """
 
     cfg: SkyRLTrainConfig
     user_keys: tuple[str, ...]
     unused: Mapping[str, str] = field(default_factory=dict)
     mapped: Mapping[str, str] = field(default_factory=dict)
+    at_default: frozenset[str] = frozenset()
 
 
 def build(cls: type[SkyRLTrainConfig], overrides: Overrides, *, backends: Sequence[str] = ()) -> Built:
@@ -43,7 +47,8 @@ def build(cls: type[SkyRLTrainConfig], overrides: Overrides, *, backends: Sequen
         cfg = cls.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(describe(cls, error, placed)) from error
-    return Built(cfg, tuple(".".join(path) for path in placed), unused, mapped)
+    at_default = frozenset(".".join(path) for path, written in placed.items() if _changes_nothing(cls, path, written))
+    return Built(cfg, tuple(".".join(path) for path in placed), unused, mapped, at_default)
 
 
 def _translate_legacy(overrides: Overrides, problems: list[str]) -> tuple[Overrides, dict[str, str]]:
@@ -151,6 +156,18 @@ def _interpolated(cls: type[ConfigPart], placed: Mapping[Path_, Written], proble
             continue
         _insert(tree, path, _fitted(cls, path, value, str(value)))
     return tree
+
+
+def _changes_nothing(cls: type[ConfigPart], path: Path_, written: Written) -> bool:
+    """Whether a file, and not an argument, gives the key with its default."""
+    found = schema.find(cls, path)
+    if found is None or written.text is not None:
+        return False
+    default = found[1].get_default(call_default_factory=True)
+    for name in path[len(found[0]) :]:
+        default = default.get(name, written) if isinstance(default, dict) else written
+    default = list(default) if isinstance(default, tuple) else default
+    return default == written.value and isinstance(default, bool) == isinstance(written.value, bool)
 
 
 def _is_reference(value: Any) -> bool:

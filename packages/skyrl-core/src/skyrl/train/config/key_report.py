@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Collection
 from typing import Any
 
 from skyrl.train.backends import KeyReport
@@ -50,18 +51,23 @@ def merged(core: KeyReport, backend: KeyReport) -> KeyReport:
     )
 
 
-def lines(keys: KeyReport) -> list[str]:
-    """`12 keys honoured, 3 mapped, 2 unused, 0 refused`, then each one by name; those with one reason in one list."""
+def lines(keys: KeyReport, at_default: Collection[str] = ()) -> list[str]:
+    """`12 keys honoured, 3 mapped, 2 unused, 0 refused`, then each one by name; those with one reason in one list.
+
+    Keys `at_default`, which a written config.yaml has by the hundred, are counted and not named.
+    """
     parts = (("mapped", keys.mapped), ("unused", keys.unused), ("refused", keys.refused))
-    head = f"{len(keys.honoured)} keys honoured, " + ", ".join(f"{len(part)} {name}" for name, part in parts)
-    out = [head]
-    if keys.honoured:
-        out.append(f"  honoured: {', '.join(keys.honoured)}")
+    out = [f"{len(keys.honoured)} keys honoured, " + ", ".join(f"{len(part)} {name}" for name, part in parts)]
+    if honoured := [key for key in keys.honoured if key not in at_default]:
+        out.append(f"  honoured: {', '.join(honoured)}")
     for name, part in parts:
         together: dict[str, list[str]] = {}
         for key, text in part.items():
-            together.setdefault(text, []).append(key)
+            if key not in at_default:
+                together.setdefault(text, []).append(key)
         out += [f"  {name}: {', '.join(same)}: {text}" for text, same in together.items()]
+    if at_default:
+        out.append(f"  not named: {len(at_default)} keys that a file gives with their defaults")
     return out
 
 

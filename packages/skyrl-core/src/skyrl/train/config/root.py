@@ -6,6 +6,7 @@ import copy
 import json
 import os
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, Self, cast
 
 from omegaconf import OmegaConf
@@ -26,6 +27,16 @@ DERIVED = (
     "trainer.algorithm.temperature",
     "generator.max_input_length",
     "generator.eval_sampling_params.max_generate_length",
+)
+
+# Keys that decide by being set: unset, each follows the mode, the servers or the policy's workers.
+SET_OR_NOT = (
+    "trainer.placement.colocate_all",
+    "trainer.placement.critic_num_nodes",
+    "trainer.placement.critic_num_gpus_per_node",
+    "trainer.placement.ref_num_nodes",
+    "trainer.placement.ref_num_gpus_per_node",
+    "generator.inference_engine.run_engines_locally",
 )
 
 
@@ -62,19 +73,27 @@ class SkyRLTrainConfig(ConfigPart):
         """The configuration as YAML: itself a valid `@file` that builds this configuration again.
 
         A key that follows others (`DERIVED`) stays unset in it, so that `@config.yaml trainer.run_name=other` does not
-        write into the first run's folders.
+        write into the first run's folders; one of `SET_OR_NOT` that the user left out is left out of it.
         """
         values = self.model_dump(mode="json")
+        for path in SET_OR_NOT:
+            *sections, name = path.split(".")
+            without = copy.deepcopy(values)
+            del _below(without, sections)[name]
+            was_set = name in reduce(getattr, sections, self).model_fields_set
+            values = without if not was_set and self._is_built_by(without) else values
         for path in DERIVED:
             *sections, name = path.split(".")
-            part: Any = type(self).model_fields[sections[0]].annotation
-            for section_name in sections[1:]:
+            part: Any = type(self)
+            for section_name in sections:
                 part = part.model_fields[section_name].annotation
             without = copy.deepcopy(values)
             _below(without, sections)[name] = part.model_fields[name].get_default()
-            if type(self).model_validate_json(json.dumps(without)) == self:
-                values = without
+            values = without if self._is_built_by(without) else values
         return OmegaConf.to_yaml(OmegaConf.create(_escaped(values)))
+
+    def _is_built_by(self, values: dict[str, Any]) -> bool:
+        return bool(type(self).model_validate_json(json.dumps(values)) == self)
 
 
 def _below(tree: dict[str, Any], sections: list[str]) -> dict[str, Any]:

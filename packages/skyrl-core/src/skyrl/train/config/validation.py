@@ -130,12 +130,8 @@ def placement(cfg: Any) -> Iterator[str]:
     policy = (place.policy_num_nodes, place.policy_num_gpus_per_node)
     ref = (place.ref_num_nodes, place.ref_num_gpus_per_node)
     shared = place.colocate_all or place.colocate_policy_ref
-    if (
-        trainer.algorithm.needs_reference
-        and shared
-        and policy != ref
-        and "ref_num_gpus_per_node" in place.model_fields_set
-    ):
+    told = {"ref_num_nodes", "ref_num_gpus_per_node"} & place.model_fields_set
+    if trainer.algorithm.needs_reference and shared and policy != ref and told:
         yield (
             f"trainer.placement.ref_num_nodes x ref_num_gpus_per_node = {ref[0]} x {ref[1]} must equal the policy's "
             f"{policy[0]} x {policy[1]} where they share devices (trainer.placement.colocate_policy_ref)"
