@@ -6,11 +6,10 @@ Touching fresh pages costs more than filling them: 0.3 s against 0.07 s for 0.5 
 from __future__ import annotations
 
 import mmap
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from skyrl_rollout.errors import StagingFull
+from skyrl_rollout.server.available_memory import available_memory
 
 MEMORY_RESERVE_BYTES = 64 << 20  # what the rest of the server may need while an update waits
 
@@ -54,32 +53,13 @@ class StagingMemory:
 
 
 def need_memory(nbytes: int) -> None:
-    """Raises StagingFull when this machine has not so much left."""
+    """Raises StagingFull when the machine, or the limit of a container around this process, leaves not so much."""
     free = available_memory()
     if nbytes and nbytes + MEMORY_RESERVE_BYTES > free:
         raise StagingFull(
-            f"the update needs {nbytes / 1e6:.0f} MB to be staged and this machine has {free / 1e6:.0f} MB left: "
-            f"free memory, or publish through shared memory on one host"
+            f"the update needs {nbytes / 1e6:.0f} MB to be staged and this machine, or the memory limit of its "
+            f"container, leaves {free / 1e6:.0f} MB: free memory, or publish through shared memory on one host"
         )
-
-
-def available_memory() -> int:
-    """Bytes that can be taken without swapping, by the machine and by the container's limit."""
-    try:
-        free = _field(Path("/proc/meminfo"), "MemAvailable:") * 1024
-    except (OSError, StopIteration):
-        return sys.maxsize  # no such file on this system: the allocation itself will tell
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        reclaimable = _field(Path("/sys/fs/cgroup/memory.stat"), "inactive_file")
-    except (OSError, StopIteration):
-        return free
-    return free if limit == "max" else min(free, int(limit) - used + reclaimable)
-
-
-def _field(path: Path, name: str) -> int:
-    return next(int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == name)
 
 
 def _is_viewed(block: mmap.mmap) -> bool:
