@@ -242,9 +242,16 @@ _BARE_CODES: Mapping[grpc.StatusCode, type[RolloutError]] = {
 }
 
 
+# A status travels twice in a call's trailers, and clients of gRPC may refuse more than 8 kB of these: nothing of it is
+# known then.
+_MESSAGE_BYTES, _VIOLATIONS_BYTES = 1200, 2400
+_FIELD_BYTES, _DESCRIPTION_BYTES = 200, 300
+
+
 def to_status(error: RolloutError) -> status_pb2.Status:
-    """The error as google.rpc.Status with ErrorInfo, and RetryInfo / BadRequest where it has them."""
-    status = status_pb2.Status(code=error.code.value[0], message=error.message)
+    """The error as google.rpc.Status with ErrorInfo, and RetryInfo / BadRequest where it has them. What is too long for
+    the trailers of a call is cut, and says so."""
+    status = status_pb2.Status(code=error.code.value[0], message=_cut(error.message, _MESSAGE_BYTES))
     info = error_details_pb2.ErrorInfo(domain=DOMAIN, reason=error.reason, metadata=error.details)
     status.details.add().Pack(info)
     if error.retry_after_s is not None:
@@ -252,11 +259,23 @@ def to_status(error: RolloutError) -> status_pb2.Status:
         retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         status.details.add().Pack(retry)
     if error.violations:
-        bad = error_details_pb2.BadRequest()
-        for name, description in error.violations:
-            bad.field_violations.add(field=name, description=description)
-        status.details.add().Pack(bad)
+        status.details.add().Pack(_bad_request(error.violations))
     return status
+
+
+def _bad_request(violations: Sequence[tuple[str, str]]) -> error_details_pb2.BadRequest:
+    bad = error_details_pb2.BadRequest()
+    for index, (name, description) in enumerate(violations):
+        bad.field_violations.add(field=_cut(name, _FIELD_BYTES), description=_cut(description, _DESCRIPTION_BYTES))
+        if bad.ByteSize() > _VIOLATIONS_BYTES and (left := len(violations) - index - 1):
+            bad.field_violations.add(description=f"and {left} more, which do not fit into the trailers of a call")
+            break
+    return bad
+
+
+def _cut(text: str, most: int) -> str:
+    data = text.encode()
+    return text if len(data) <= most else f"{data[:most].decode(errors='ignore')}... ({len(data) - most} bytes more)"
 
 
 def from_rpc_error(error: grpc.RpcError, *, endpoint: str = "") -> RolloutError:

@@ -14,6 +14,7 @@ from skyrl_rollout.weights.manifest import ITEM_BYTES, Lora, Manifest, TensorLay
 TOKEN_DTYPE = np.dtype("<i4")
 LOGPROB_DTYPE = np.dtype("<f4")
 INDEX_ENCODING = "i32"  # of an overwrite delta
+MOST_DIMENSIONS = 32  # of any tensor; to multiply a million of them would take hours
 
 SCALAR_TYPES: dict[str, tensor_pb2.ScalarType] = {
     name: tensor_pb2.ScalarType.Value(f"SCALAR_TYPE_{name.upper()}") for name in ITEM_BYTES
@@ -98,14 +99,21 @@ def tensor_to_pb(array: np.ndarray) -> tensor_pb2.Tensor:
 
 
 def tensor_from_pb(pb: tensor_pb2.Tensor) -> np.ndarray:
-    """Read-only. Raises ValueError for a dtype that is not known here, and for bytes that do not fill the shape."""
+    """Read-only. Raises ValueError for a dtype that is not known here, for more dimensions than a tensor has, and for
+    bytes that do not fill the shape."""
     name = next((n for n, dtype in _ARRAY_DTYPES.items() if SCALAR_TYPES[dtype] == pb.dtype), None)
     if name is None:
         raise ValueError(f"scalar type {pb.dtype} is not known here")
+    _check_dimensions(pb.shape, "an array")
     dtype, shape = np.dtype(name).newbyteorder("<"), tuple(pb.shape)
     if len(pb.data) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{len(pb.data)} bytes are not a {list(shape)} of {name}")
     return np.frombuffer(pb.data, dtype).reshape(shape)
+
+
+def _check_dimensions(shape: Sequence[int], what: str) -> None:
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"{what} has {len(shape)} dimensions, at most {MOST_DIMENSIONS} are taken")
 
 
 def top_to_pb(top: TopK) -> generation_pb2.TopLogprobs:
@@ -139,9 +147,10 @@ def layout_to_pb(layout: TensorLayout) -> control_pb2.TensorLayout:
 
 
 def layout_from_pb(pb: control_pb2.TensorLayout | weights_pb2.TensorSpec) -> TensorLayout:
-    """Raises ValueError for a dtype that this side does not know."""
+    """Raises ValueError for a dtype that this side does not know, and for more dimensions than a tensor has."""
     if pb.dtype not in DTYPE_NAMES:
         raise ValueError(f"tensor {pb.name}: scalar type {pb.dtype} is not known here")
+    _check_dimensions(pb.shape, f"tensor {pb.name}")
     return TensorLayout(pb.name, DTYPE_NAMES[pb.dtype], tuple(pb.shape))
 
 

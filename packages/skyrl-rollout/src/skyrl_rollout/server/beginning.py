@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from skyrl_rollout import wire
@@ -80,11 +81,10 @@ def _check_kind(m: pb.WeightManifest, offers: EngineCapabilities, options: Serve
 
 def _check_tensors(update: Update, engine: Engine) -> None:
     manifest = update.manifest
-    names = [t.layout.name for t in manifest.tensors]
+    names = Counter(t.layout.name for t in manifest.tensors)
     if not names:
         raise InvalidRequest("the manifest names no tensor: name every one that the update brings")
-    if len(set(names)) != len(names):
-        twice = sorted({n for n in names if names.count(n) > 1})
+    if twice := sorted(name for name, times in names.items() if times > 1):
         raise InvalidRequest(f"manifest.tensors has {', '.join(twice[:5])} twice: name every tensor once")
     _KIND_CHECKS[manifest.kind](manifest, engine)
     # what the engine receives by itself cannot be checked here, so its digests may be left out
