@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from raw_updates import begin, chunk, commit, draft, flipped, forcing, seal, sen
 from skyrl_rollout.client import RolloutClient
 from skyrl_rollout.errors import CorruptBytes
 from skyrl_rollout.reference.process import ReferenceServer
-from skyrl_rollout.tokens import LogprobMode, Sampling
+from skyrl_rollout.tokens import Generation, LogprobMode, Sampling
 from skyrl_rollout.weights.manifest import TensorLayout
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget, WeightPublisher
 from tcp_proxy import TcpProxy
@@ -125,15 +125,39 @@ async def test_a_bit_that_rots_in_a_file_is_noticed_at_the_seal(server: Referenc
         assert await trainer.served() == (report.target_version, [BAD] * 3)
 
 
-async def test_tokens_that_change_on_their_way_are_an_error_and_never_a_sample(
-    server: ReferenceServer, calls: RawCalls, epoch: int
+PARTS: dict[str, Callable[[Generation], np.ndarray]] = {
+    "token_ids": lambda made: made.samples[0].token_ids,
+    "logprobs": lambda made: made.samples[0].logprobs,
+    "top_ids": lambda made: made.samples[0].top.token_ids,
+    "top_logprobs": lambda made: made.samples[0].top.logprobs,
+    "extra": lambda made: made.samples[0].extras["routed_experts"],
+    "prompt_logprobs": lambda made: made.prompt_logprobs,
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_what_changes_on_its_way_to_the_caller_is_an_error_and_never_a_sample(
+    server: ReferenceServer, part: str
 ) -> None:
     async with TcpProxy(server.url) as proxy, await RolloutClient.connect(proxy.url) as client:
         asked = Sampling(max_tokens=64, seed=3, ignore_eos=True)
-        whole = await client.generate([1], asked, mode=LogprobMode.RAW, timeout_s=10)
-        proxy.flip(whole.samples[0].token_ids.astype("<i4").tobytes()[:128])
-        with pytest.raises(CorruptBytes, match="the 64 token ids that arrived are not those that were made"):
-            await client.generate([1], asked, mode=LogprobMode.RAW, timeout_s=10)
+        beside = {"top_logprobs": 3, "prompt_last_n": 40, "extras": ("routed_experts",)}
+
+        async def generate() -> Generation:
+            return await client.generate(range(50), asked, mode=LogprobMode.RAW, timeout_s=10, **beside)
+
+        sent = PARTS[part](await generate()).tobytes()
+        proxy.flip(sent[:128])
+        with pytest.raises(CorruptBytes, match="what arrived is not what was sent .crc32c.: ask again"):
+            await generate()
         assert proxy.num_flipped == 1
-        again = await client.generate([1], asked, mode=LogprobMode.RAW, timeout_s=10)
-    assert again.samples[0].token_ids.tolist() == whole.samples[0].token_ids.tolist()
+        assert PARTS[part](await generate()).tobytes() == sent
+
+
+async def test_scores_that_change_on_their_way_are_an_error(server: ReferenceServer) -> None:
+    async with TcpProxy(server.url) as proxy, await RolloutClient.connect(proxy.url) as client:
+        scores = await client.score(range(50), 10, mode=LogprobMode.RAW, timeout_s=10)
+        proxy.flip(scores.logprobs.tobytes()[:128])
+        with pytest.raises(CorruptBytes, match="scores from token 10: what arrived is not what was sent"):
+            await client.score(range(50), 10, mode=LogprobMode.RAW, timeout_s=10)
+        assert proxy.num_flipped == 1

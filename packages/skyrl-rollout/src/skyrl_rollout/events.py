@@ -86,7 +86,16 @@ def event_from_pb(pb: generation_pb2.GenerateResponse) -> Event | None:
     return None
 
 
+def refuse_changed(pb: wire.Checked, where: str) -> None:
+    """Raises CorruptBytes where the arrays of a message are not those that its checksum was made of."""
+    if not wire.is_as_sent(pb):
+        raise CorruptBytes(
+            f"{where}: what arrived is not what was sent (crc32c): ask again, and if it happens again use grpcs://"
+        )
+
+
 def _delta(seq: int, pb: generation_pb2.TokenDelta) -> Delta:
+    refuse_changed(pb, f"sample {pb.sample_index} at token {pb.offset}")
     ids, logprobs = pb.token_ids, pb.logprobs
     if len(ids) != len(logprobs) or len(ids) % 4:
         raise CorruptBytes(
@@ -144,6 +153,7 @@ def _started(seq: int, pb: generation_pb2.Started) -> Started:
         mode = LogprobMode(pb.mode)
     except ValueError:
         raise ProtocolMismatch(f"the server answers in logprob mode {pb.mode}, which nobody asked for") from None
+    refuse_changed(pb, "logprobs of the prompt")
     return Started(
         seq,
         pb.instance_id,

@@ -10,6 +10,7 @@ import numpy as np
 from skyrl_rollout import wire
 from skyrl_rollout.columns import joined_top
 from skyrl_rollout.errors import CorruptBytes
+from skyrl_rollout.events import refuse_changed
 from skyrl_rollout.requests import version_policy
 from skyrl_rollout.tokens import LogprobMode, Scores
 from skyrl_rollout.v1 import generation_pb2
@@ -42,9 +43,10 @@ def score_request(
 def scores_from_pb(
     request: generation_pb2.ScoreRequest, responses: Sequence[generation_pb2.ScoreResponse], mode: LogprobMode
 ) -> Scores:
-    """Raises CorruptBytes where the responses do not cover every position once, or mix versions."""
+    """Raises CorruptBytes where the responses do not cover every position once, mix versions or came changed."""
     parts, tops, end = [], [], request.score_from
     for m in responses:
+        refuse_changed(m, f"scores from token {m.offset}")
         logprobs = np.frombuffer(m.logprobs, wire.LOGPROB_DTYPE) if len(m.logprobs) % 4 == 0 else np.empty(0)
         if m.offset != end or not len(logprobs):
             raise CorruptBytes(f"{len(m.logprobs)} bytes of scores from token {m.offset} arrived, {end} was next")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import google_crc32c
 import numpy as np
 
 from skyrl_rollout.tokens import LogprobMode, Sampling, TopK, VersionSpan
@@ -13,6 +14,8 @@ from skyrl_rollout.weights.manifest import ITEM_BYTES, Lora, Manifest, TensorLay
 
 TOKEN_DTYPE = np.dtype("<i4")
 LOGPROB_DTYPE = np.dtype("<f4")
+Checked = generation_pb2.Started | generation_pb2.TokenDelta | generation_pb2.ScoreResponse
+"""Messages that carry a checksum of their arrays."""
 INDEX_ENCODING = "i32"  # of an overwrite delta
 MOST_DIMENSIONS = 32  # of any tensor; to multiply a million of them would take hours
 
@@ -134,6 +137,32 @@ def top_from_pb(pb: generation_pb2.TopLogprobs, count: int) -> TopK:
         np.frombuffer(pb.token_ids, TOKEN_DTYPE).reshape(shape),
         np.frombuffer(pb.logprobs, LOGPROB_DTYPE).reshape(shape),
     )
+
+
+def crc32c_of(pb: Checked) -> int:
+    """What `crc32c` of a message with these arrays has to be: see generation.proto."""
+    crc = 0
+    for part in _arrays(pb):
+        crc = google_crc32c.extend(crc, part)
+    return crc
+
+
+def is_as_sent(pb: Checked) -> bool:
+    """Whether the arrays have the checksum that came with them; true where none came."""
+    return not pb.HasField("crc32c") or pb.crc32c == crc32c_of(pb)
+
+
+def _arrays(pb: Checked) -> Iterable[bytes]:
+    if isinstance(pb, generation_pb2.Started):
+        yield pb.prompt_logprobs
+        return
+    if isinstance(pb, generation_pb2.TokenDelta):
+        yield pb.token_ids
+    yield pb.logprobs
+    if pb.HasField("top"):
+        yield from (pb.top.token_ids, pb.top.logprobs)
+    if isinstance(pb, generation_pb2.TokenDelta):
+        yield from (pb.extras[name].data for name in sorted(pb.extras))
 
 
 def spans_from_pb(spans: Iterable[generation_pb2.VersionSpan]) -> tuple[VersionSpan, ...]:

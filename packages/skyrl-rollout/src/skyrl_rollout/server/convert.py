@@ -140,6 +140,7 @@ def score_response(chunk: ScoreChunk) -> pb.ScoreResponse:
     )
     if chunk.top is not None:
         m.top.CopyFrom(wire.top_to_pb(chunk.top))
+    m.crc32c = wire.crc32c_of(m)
     return m
 
 
@@ -181,6 +182,7 @@ def generate_response(seq: int, event: events.Event | events.Heartbeat) -> pb.Ge
         cached_prompt_tokens=event.cached_prompt_tokens,
         prompt_logprobs=event.prompt_logprobs,
     )
+    started.crc32c = wire.crc32c_of(started)
     return pb.GenerateResponse(seq=seq, started=started)
 
 
@@ -197,6 +199,7 @@ def _token_delta(event: events.TokenDelta) -> pb.TokenDelta:
         delta.top.CopyFrom(wire.top_to_pb(event.top))
     for name, array in event.extras.items():
         delta.extras[name].CopyFrom(wire.tensor_to_pb(array))
+    delta.crc32c = wire.crc32c_of(delta)
     return delta
 
 

@@ -185,7 +185,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[TokenDelta, _Mapping]] = ..., sample_finished: _Optional[_Union[SampleFinished, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("instance_id", "weight_version", "effective", "mode", "cached_prompt_tokens", "prompt_logprobs", "prompt_token_digest")
+    __slots__ = ("instance_id", "weight_version", "effective", "mode", "cached_prompt_tokens", "prompt_logprobs", "prompt_token_digest", "crc32c")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +193,7 @@ class Started(_message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     weight_version: int
     effective: SamplingParams
@@ -200,10 +201,11 @@ class Started(_message.Message):
     cached_prompt_tokens: int
     prompt_logprobs: bytes
     prompt_token_digest: bytes
-    def __init__(self, instance_id: _Optional[str] = ..., weight_version: _Optional[int] = ..., effective: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[LogprobMode, str]] = ..., cached_prompt_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[bytes] = ..., prompt_token_digest: _Optional[bytes] = ...) -> None: ...
+    crc32c: int
+    def __init__(self, instance_id: _Optional[str] = ..., weight_version: _Optional[int] = ..., effective: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[LogprobMode, str]] = ..., cached_prompt_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[bytes] = ..., prompt_token_digest: _Optional[bytes] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class TokenDelta(_message.Message):
-    __slots__ = ("sample_index", "offset", "token_ids", "logprobs", "weight_version", "oldest_kv_version", "top", "extras")
+    __slots__ = ("sample_index", "offset", "token_ids", "logprobs", "weight_version", "oldest_kv_version", "top", "extras", "crc32c")
     class ExtrasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +221,7 @@ class TokenDelta(_message.Message):
     OLDEST_KV_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     EXTRAS_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     sample_index: int
     offset: int
     token_ids: bytes
@@ -227,7 +230,8 @@ class TokenDelta(_message.Message):
     oldest_kv_version: int
     top: TopLogprobs
     extras: _containers.MessageMap[str, _tensor_pb2.Tensor]
-    def __init__(self, sample_index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., weight_version: _Optional[int] = ..., oldest_kv_version: _Optional[int] = ..., top: _Optional[_Union[TopLogprobs, _Mapping]] = ..., extras: _Optional[_Mapping[str, _tensor_pb2.Tensor]] = ...) -> None: ...
+    crc32c: int
+    def __init__(self, sample_index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., weight_version: _Optional[int] = ..., oldest_kv_version: _Optional[int] = ..., top: _Optional[_Union[TopLogprobs, _Mapping]] = ..., extras: _Optional[_Mapping[str, _tensor_pb2.Tensor]] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class SampleFinished(_message.Message):
     __slots__ = ("sample_index", "reason", "num_tokens", "token_digest", "spans", "invalid_logprobs", "num_preemptions", "stop_token_id", "stop_string")
@@ -310,16 +314,18 @@ class ScoreRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., score_from: _Optional[int] = ..., logprobs: _Optional[_Union[LogprobOptions, _Mapping]] = ..., policy_id: _Optional[str] = ..., version: _Optional[_Union[VersionPolicy, _Mapping]] = ..., temperature: _Optional[float] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("offset", "logprobs", "top", "weight_version")
+    __slots__ = ("offset", "logprobs", "top", "weight_version", "crc32c")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
     offset: int
     logprobs: bytes
     top: TopLogprobs
     weight_version: int
-    def __init__(self, offset: _Optional[int] = ..., logprobs: _Optional[bytes] = ..., top: _Optional[_Union[TopLogprobs, _Mapping]] = ..., weight_version: _Optional[int] = ...) -> None: ...
+    crc32c: int
+    def __init__(self, offset: _Optional[int] = ..., logprobs: _Optional[bytes] = ..., top: _Optional[_Union[TopLogprobs, _Mapping]] = ..., weight_version: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class AbortGenerationsRequest(_message.Message):
     __slots__ = ("request_ids", "all", "reason")

@@ -19,6 +19,7 @@ from skyrl_rollout.conformance.target import Target
 from skyrl_rollout.conformance.trainer import draft
 from skyrl_rollout.v1 import control_pb2
 from skyrl_rollout.v1 import generation_pb2 as pb
+from skyrl_rollout.wire import crc32c_of, is_as_sent
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 DEFAULTS = {
@@ -75,6 +76,7 @@ def check_whole(answer: Answer) -> None:
         have = offsets.get(d.sample_index, 0)
         expect(d.offset == have, f"a delta of sample {d.sample_index} starts at {d.offset}, expected {have}")
         offsets[d.sample_index] = have + n
+        expect(is_as_sent(d), f"crc32c of the delta at {d.offset} is {d.crc32c}, that of its arrays {crc32c_of(d)}")
     expect(answer.seqs == list(range(1, len(answer.seqs) + 1)), f"seqs are not dense from 1: {answer.seqs[:20]}")
     for index, end in answer.finished.items():
         data = b"".join(d.token_ids for d in answer.deltas if d.sample_index == index)
