@@ -11,30 +11,26 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 def hold_generators_of_cut_prompts() -> None:
-    """From here on a request whose prompt is not whole draws from a generator of nobody's; on a GPU nothing changes."""
+    """From here on a request whose prompt is not whole draws from torch's own generator; on a GPU nothing changes."""
     if not current_platform.is_cpu():
         return
-    # With none for a row, the sampler leaves out the generators of all rows; the bookkeeping turns back what it finds.
-    GPUModelRunner._sample = _with_others(GPUModelRunner._sample, torch.Generator())
-    GPUModelRunner._bookkeeping_sync = _with_others(GPUModelRunner._bookkeeping_sync, None)
+    GPUModelRunner._sample = _without_theirs(GPUModelRunner._sample)
+    GPUModelRunner._bookkeeping_sync = _without_theirs(GPUModelRunner._bookkeeping_sync)  # turns back what it finds
 
 
-def _with_others(method: Callable[..., Any], other: torch.Generator | None) -> Callable[..., Any]:
-    """The method, during which requests with a cut prompt have `other` in place of their own generators."""
+def _without_theirs(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, during which requests with a cut prompt have no generator: see `draws.drawn`."""
 
     @functools.wraps(method)
     def call(runner: Any, *args: Any, **kwargs: Any) -> Any:
         generators = runner.input_batch.generators
         cut = np.flatnonzero(runner.discard_request_mask.np[: runner.input_batch.num_reqs]).tolist()
         own = {row: generators.pop(row) for row in cut if row in generators}
-        if other is not None:
-            generators.update(dict.fromkeys(own, other))
         try:
             return method(runner, *args, **kwargs)
         finally:
