@@ -49,6 +49,12 @@ def steps(tier: str) -> tuple[Step, ...]:
         Step(
             "proto-format", "one layout of the protocol", (executable("buf"), "format", "-d", "--exit-code"), "protos"
         ),
+        Step(
+            "proto-kept",
+            "what the last release speaks is still understood",
+            (executable("buf"), "breaking", "--against", "released.binpb"),
+            folder="protos",
+        ),
         Step("stubs", "regenerating the committed stubs changes nothing", python("tools/protogen.py", "--check")),
     )
     server = Step(
