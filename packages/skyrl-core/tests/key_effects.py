@@ -9,12 +9,12 @@ from typing import Any
 
 import skyrl.train.quickstart
 from skyrl.train import environments
-from skyrl.train.display import memory
 from skyrl.train.entrypoints import run_folders
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.generator.chat import ChatFormat
 from skyrl.train.generator.sampling import to_sampling
 from skyrl.train.launch import command, gpus, table
+from skyrl.train.policy import roles
 from skyrl.train.policy.worker import forward_limits, train_limits
 from skyrl.train.trainer import training_steps
 
@@ -60,7 +60,7 @@ def folders(cfg: Any) -> Any:
 
 
 def workers(cfg: Any) -> Any:
-    return [memory.num_workers(cfg, role) for role in ("policy", "critic", "ref")]
+    return [roles.num_workers(cfg, role) for role in ("policy", "critic", "ref")]
 
 
 def searching(cfg: Any) -> Any:

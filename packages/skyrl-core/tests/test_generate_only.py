@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import skyrl.train.quickstart
+from skyrl.train import backends
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints import main_generate
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.entrypoints.run_folders import used
+from skyrl.train.environments import EnvironmentFailed
 from skyrl_rollout.client import RolloutClient
-from small_runs import BACKENDS
+from small_runs import BACKENDS, CodesEnv, arguments
 
 EMBEDDED = Path(skyrl.train.quickstart.__file__).parent / "embedded.yaml"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "generate_only.yaml"
@@ -53,6 +55,20 @@ async def test_the_servers_are_asked_and_neither_owned_nor_changed(
         json.loads((dump / "aggregated_results.jsonl").read_text())["eval/all/avg_score"] == row["eval/all/avg_score"]
     )
     assert not (tmp_path / LEFT / "ckpts").exists()
+
+
+def test_trackers_hear_of_a_run_that_failed(
+    reference_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CodesEnv, "broken", True)
+    events = tmp_path / "events"
+    monkeypatch.setenv("TENSORBOARD_DIR", str(events))
+    argv = arguments(reference_url, "trainer.mode=generate", "trainer.logger=tensorboard")
+    cfg, plugin = backends.resolve(argv, announce=lambda line: None)
+    with pytest.raises(EnvironmentFailed):
+        BasePPOExp(cfg, plugin).run()
+    assert any(b"the judge is away" in file.read_bytes() for file in events.iterdir())
 
 
 @pytest.mark.ci

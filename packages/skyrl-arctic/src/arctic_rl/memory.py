@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from skyrl.train.display.memory import MASTER_BYTES, MOMENTS_BYTES, ModelSize, num_workers, sharded_state
+from skyrl.train.display.memory import MASTER_BYTES, MOMENTS_BYTES, ModelSize, sharded_state
+from skyrl.train.policy.roles import num_workers
 
 from arctic_rl.client_config import compute_dtype, resolve_device, zero_stage
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from skyrl.train.algorithms.critic import uses_critic
 from skyrl.train.backends import BackendPlugin
 from skyrl.train.config import schema
 from skyrl.train.display import memory
 from skyrl.train.launch.device import device_of, server_dtype
+from skyrl.train.policy.roles import num_workers, roles_of
 
 UNKNOWN = "unknown: the model is not in a folder of this machine"
 
@@ -47,7 +47,7 @@ def batches(cfg: Any) -> Iterator[str]:
     """The arithmetic from prompts to optimizer steps."""
     trainer, n = cfg.trainer, cfg.generator.n_samples_per_prompt
     train, mini = trainer.train_batch_size, trainer.policy_mini_batch_size
-    workers = memory.num_workers(cfg, "policy")
+    workers = num_workers(cfg, "policy")
     share = math.ceil(mini * n / workers)
     yield f"a step: {train} prompts x {n} = {train * n} samples"
     yield (
@@ -98,7 +98,7 @@ def memories(cfg: Any, plugin: BackendPlugin) -> Iterator[str]:
     """One line for each role and for a server."""
     item = 2 if cfg.trainer.bf16 and device_of(cfg) == "cuda" else 4
     state = plugin.state_memory or memory.sharded_state
-    for role in roles(cfg):
+    for role in roles_of(cfg):
         size = memory.model_size(getattr(cfg.trainer, role).model.path)
         if size is None:
             yield f"a {role} worker: {UNKNOWN}"
@@ -116,15 +116,6 @@ def memories(cfg: Any, plugin: BackendPlugin) -> Iterator[str]:
     share = cfg.generator.inference_engine.gpu_memory_utilization
     limit = f"; it keeps to {share:g} of a GPU and queues what does not fit" if device_of(cfg) == "cuda" else ""
     yield f"a server, on each of its devices: {memory.shown(parts)}{limit}"
-
-
-def roles(cfg: Any) -> list[str]:
-    """The models that workers hold."""
-    return [
-        "policy",
-        *(["critic"] if uses_critic(cfg.trainer) else []),
-        *(["ref"] if cfg.trainer.algorithm.needs_reference else []),
-    ]
 
 
 def _at(part: Any, path: Sequence[str]) -> Any:

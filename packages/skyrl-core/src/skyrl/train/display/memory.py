@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skyrl.train.policy.roles import num_workers
+
 GIB = 2**30
 MASTER_BYTES = 4  # master weights and gradients are float32
 MOMENTS_BYTES = 8  # AdamW keeps two float32 numbers a weight
@@ -102,13 +104,6 @@ def micro_batch_tokens(cfg: Any, *, trained: bool) -> int:
         return max(trainer.max_tokens_per_microbatch, longest(cfg))
     rows = trainer.micro_train_batch_size_per_gpu if trained else trainer.micro_forward_batch_size_per_gpu
     return int(rows * longest(cfg))
-
-
-def num_workers(cfg: Any, role: str) -> int:
-    """Workers of a role; the reference's are the policy's where they share devices."""
-    place = cfg.trainer.placement
-    name = "policy" if role == "ref" and (place.colocate_all or place.colocate_policy_ref) else role
-    return int(getattr(place, f"{name}_num_nodes") * getattr(place, f"{name}_num_gpus_per_node"))
 
 
 def shown(parts: Mapping[str, float]) -> str:

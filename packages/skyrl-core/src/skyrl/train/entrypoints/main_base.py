@@ -178,7 +178,7 @@ class BasePPOExp:
         async with AsyncExitStack() as stack:
             stack.callback(end_all)
             trackers = self.get_trackers()
-            stack.callback(trackers.close)
+            stack.push(lambda _type, error, _traceback: trackers.close(told(error)))
             progress = stack.enter_context(Progress(0, enabled=self.cfg.trainer.progress))
             rollouts = await RolloutService.open(
                 self.cfg, self.get_model_folder(), on_wait=progress.waiting_for, control=False
@@ -219,13 +219,13 @@ class BasePPOExp:
 
     async def _open_models(self, stack: AsyncExitStack, total_steps: int) -> tuple[Any, Any | None, Any | None]:
         """(policy, reference or None, critic or None), one after the other."""
-        from skyrl.train.algorithms.critic import uses_critic
         from skyrl.train.policy.contract import Role
         from skyrl.train.policy.critic import CriticGroup
         from skyrl.train.policy.group import PolicyGroup
+        from skyrl.train.policy.roles import roles_of
         from skyrl.train.policy.simulated import simulated
 
-        trainer = self.cfg.trainer
+        trainer, roles = self.cfg.trainer, roles_of(self.cfg)
 
         def updates(mini_batch_size: int) -> int:
             return total_steps * -(-trainer.train_batch_size // mini_batch_size) * trainer.update_epochs_per_batch
@@ -237,9 +237,9 @@ class BasePPOExp:
 
         stack.push_async_callback(_leave_ray)  # entered first: the workers are closed before it
         policy = await start(PolicyGroup, "policy", updates(trainer.policy_mini_batch_size))
-        reference = await start(PolicyGroup, "ref") if trainer.algorithm.needs_reference else None
+        reference = await start(PolicyGroup, "ref") if "ref" in roles else None
         critic = None
-        if uses_critic(trainer):
+        if "critic" in roles:
             critic = await start(CriticGroup, "critic", updates(trainer.critic_mini_batch_size))
         return simulated(self.cfg, policy), reference, critic
 
@@ -247,14 +247,14 @@ class BasePPOExp:
         """Without GPUs, trainer and servers of this machine get cores of their own."""
         from skyrl.train.launch import cores
         from skyrl.train.launch.device import device_of
+        from skyrl.train.policy.roles import any_in_process
 
-        engine, place = self.cfg.generator.inference_engine, self.cfg.trainer.placement
+        engine = self.cfg.generator.inference_engine
         if engine.external_server_urls or device_of(self.cfg) == "cuda":
             return
         plan = cores.plan(engine.num_servers)
         if plan is not None:
-            workers = place.policy_num_nodes * place.policy_num_gpus_per_node
-            log.info(cores.pin_trainer(plan, in_process=workers == 1))
+            log.info(cores.pin_trainer(plan, in_process=any_in_process(self.cfg)))
 
 
 def told(error: BaseException | None) -> str | None:

@@ -40,7 +40,7 @@ def plan(num_servers: int, allowed: tuple[int, ...] = ALLOWED) -> CorePlan | Non
 def pin_trainer(cores: CorePlan, *, in_process: bool = True) -> str:
     """Keeps this process, all its threads and its later children on its own cores. Returns the line for the log.
 
-    `in_process`: whether the policy computes in this process, which then gets all of its cores.
+    `in_process`: whether a model computes in this process, which then uses all of its cores: models take turns.
     """
     for thread in Path("/proc/self/task").iterdir():
         try:

@@ -15,6 +15,7 @@ from skyrl.train.policy.batch import TrajectoryBatch
 from skyrl.train.policy.contract import LossSpec, Normalisers, Role
 from skyrl.train.policy.minibatch import needs_present_logprobs, prepare
 from skyrl.train.policy.publishing import cast_layouts
+from skyrl.train.policy.roles import shape_of
 from skyrl.train.policy.sharding import MicroLimits, balance, num_micro_batches
 from skyrl.train.policy.shares import combine
 from skyrl.train.policy.worker import forward_limits, train_limits
@@ -36,8 +37,7 @@ class PolicyGroup:
 
         `total_steps` counts the optimizer steps of the whole run, for the schedule.
         """
-        place = cfg.trainer.placement
-        nodes, per_node = (getattr(place, f"{role}_num_nodes"), getattr(place, f"{role}_num_gpus_per_node"))
+        nodes, per_node = shape_of(cfg, role)
         workers: Workers
         if nodes * per_node == 1:
             workers = LocalWorkers(cfg, plugin, role, total_steps=total_steps)

@@ -25,12 +25,12 @@ from skyrl_rollout.weights.shm import remove_stale
 
 from skyrl.train import plugins
 from skyrl.train.algorithms import tables
-from skyrl.train.algorithms.critic import uses_critic
 from skyrl.train.backends import BackendPlugin
 from skyrl.train.failures import RunFailed
 from skyrl.train.policy.contract import Role
 from skyrl.train.policy.critic_worker import WORKERS
 from skyrl.train.policy.process_group import join_others, resolve_device, worker_environ
+from skyrl.train.policy.roles import num_workers, roles_of, roles_that_share
 
 UV_ENVIRONMENTS = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 START_TIMEOUT_S = 600.0
@@ -248,7 +248,7 @@ def start_ray(cfg: Any) -> None:
         require_answer(address)
         ray.init(log_to_driver=False)
         return
-    ranks = sum(nodes * per_node for nodes, per_node in (_shape(cfg, role) for role in roles_of(cfg)))
+    ranks = sum(num_workers(cfg, role) for role in roles_of(cfg))
     # ranks without a GPU share cores when there are fewer cores than ranks
     try:
         ray.init(address="local", num_cpus=max(os.cpu_count() or 1, ranks), **quiet)
@@ -291,28 +291,8 @@ def free_weights_of(pids: Sequence[int]) -> None:
     remove_stale()
 
 
-def roles_of(cfg: Any) -> tuple[Role, ...]:
-    """Which workers the run has."""
-    critic: tuple[Role, ...] = ("critic",) if uses_critic(cfg.trainer) else ()
-    reference: tuple[Role, ...] = ("ref",) if cfg.trainer.algorithm.needs_reference else ()
-    return ("policy", *critic, *reference)
-
-
-def roles_that_share(cfg: Any) -> tuple[Role, ...]:
-    """The roles whose ranks lie on the policy's devices, the policy among them; none where it is alone there."""
-    place, shape = cfg.trainer.placement, _shape(cfg, "policy")
-    beside = {"ref": place.colocate_policy_ref or place.colocate_all, "critic": place.colocate_all}
-    together = tuple(r for r in roles_of(cfg) if r == "policy" or beside[r] and _shape(cfg, r) == shape)
-    return together if len(together) > 1 else ()
-
-
 def last_lines(outputs: Sequence[str]) -> str:
     """The end of what a worker wrote to these files; says so when they are not on this machine."""
     texts = [Path(path).read_text(errors="replace").splitlines() for path in outputs if Path(path).is_file()]
     lines = [line for text in texts for line in text[-LAST_LOG_LINES:] if not line.startswith(":")]
     return "its last lines:\n  " + "\n  ".join(lines) if lines else "(it left no output on this machine)"
-
-
-def _shape(cfg: Any, role: Role) -> tuple[int, int]:
-    place = cfg.trainer.placement
-    return getattr(place, f"{role}_num_nodes"), getattr(place, f"{role}_num_gpus_per_node")
