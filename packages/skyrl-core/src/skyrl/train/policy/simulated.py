@@ -36,6 +36,10 @@ class SimulatedPolicy:
         time.sleep(self._sync_s)
         return self._policy.publish(*args, **kwargs)
 
+    def publish_adapter(self, *args: Any, **kwargs: Any) -> PublishReport:
+        time.sleep(self._sync_s)
+        return self._policy.publish_adapter(*args, **kwargs)
+
 
 def simulated(cfg: Any, policy: Any) -> Any:
     """The policy itself, or one that only sleeps where the configuration asks for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,12 +32,13 @@ class InThread:
         self._pass_on(self._tracker.table, name, list(rows), step)
 
     def close(self, error: str | None) -> None:
+        deadline = time.monotonic() + self._close_timeout_s
         try:
-            self._calls.put((self._tracker.close, (error,)), timeout=self._close_timeout_s)
-            self._calls.put(None, timeout=self._close_timeout_s)
+            for last in ((self._tracker.close, (error,)), None):
+                self._calls.put(last, timeout=max(0.0, deadline - time.monotonic()))
         except queue.Full:
             pass
-        self._thread.join(self._close_timeout_s)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             raise TimeoutError(f"{self._calls.qsize()} calls were not sent within {self._close_timeout_s:g} s")
         self._raise_earlier()
