@@ -101,6 +101,11 @@ def test_the_kl_leaves_the_reward_and_its_coefficient_follows_it_over_a_resume(r
     run(*keys, "trainer.ckpt_interval=2")
     resumed = run(*keys, "trainer.max_training_steps=4", "trainer.resume_mode=latest")
     assert [row["loss/kl_loss_coef"] for row in resumed] == [row["loss/kl_loss_coef"] for row in rows[2:]]
+    fixed = (*keys, f"{A}.kl_ctrl.type=fixed", f"{A}.kl_loss_coef=3.0", "trainer.max_training_steps=3")
+    (changed,) = run(*fixed, "trainer.resume_mode=latest")
+    assert changed["loss/kl_loss_coef"] == 3.0, (
+        "a coefficient that does not move is the configuration's, not the file's"
+    )
 
 
 def test_groups_without_a_difference_leave_the_loss(run: Any) -> None:

@@ -35,6 +35,13 @@ def test_the_estimator_is_the_configured_one():
     assert metrics["loss/avg_kl"] == pytest.approx((1.25 + 0.125) / 2)
 
 
+def test_a_coefficient_below_zero_rewards_no_distance_from_the_reference():
+    cfg = algorithm(kl_estimator_type="k2", kl_ctrl={"type": "adaptive", "kl_target": 1.0, "horizon": 100})
+    below = next_coefficient(0.2, 0.0, 1000, cfg)
+    assert below < 0
+    assert_close(penalise(BATCH, cfg, below)[0].rewards_T, BATCH.rewards_T)
+
+
 def test_advantages_see_the_penalised_rewards():
     batch, _ = penalise(BATCH, algorithm(kl_estimator_type="k2"), 1.0)
     advantages = estimate(batch, algorithm(advantage_estimator="rloo")).advantages_T

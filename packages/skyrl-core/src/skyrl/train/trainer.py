@@ -319,7 +319,9 @@ class RayPPOTrainer:
                 self.progress.note(note)
         await self.on_policy_thread(self.following.load, folder, state.get("reference_epochs", 0))
         self.result.rows = [StepRow(**row) for row in state["rows"]]
-        self.kl_coefficient = state.get("kl_coefficient", self.kl_coefficient)
+        self.kl_coefficient = kl_in_reward.resumed_coefficient(
+            state.get("kl_coefficient", self.kl_coefficient), self.cfg.trainer.algorithm
+        )
         self.result.last_step = state["global_step"]
         self.progress.resume_at(state["global_step"], self.total_steps)
         return state["global_step"]
