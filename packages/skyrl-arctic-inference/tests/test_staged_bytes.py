@@ -39,6 +39,14 @@ def test_the_same_memory_serves_every_update_and_grows_only_when_needed():
     staged.close()
 
 
+def test_only_bytes_that_were_never_written_take_memory():
+    staged = StagedBytes()
+    assert staged.missing(4000) == 4000, "the file is larger at once, but pages come with the first write"
+    staged.fill(iter(tensors(np.ones(1000, np.float32))))
+    assert (staged.missing(4000), staged.missing(6000)) == (0, 2000)
+    staged.close()
+
+
 def test_an_empty_tensor_takes_no_room():
     staged = StagedBytes()
     rows = [t.as_row() for t in staged.fill(iter(tensors(np.zeros(0, np.float32), np.ones(1, np.float32))))]

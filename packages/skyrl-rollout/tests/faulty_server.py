@@ -79,6 +79,17 @@ class Wedges(ReferenceEngine):
         await super()._step()
 
 
+class NeverAborts(ReferenceEngine):
+    async def abort(self, request_id: str) -> None:
+        await asyncio.sleep(1000)
+
+
+class NeedsRoom(ReferenceEngine):
+    def extra_nbytes(self, nbytes: int) -> int:
+        assert nbytes == sum(t.nbytes for t in self.identity.tensors)
+        return 1 << 50
+
+
 class NeverSteps(ReferenceEngine):
     async def _run(self) -> None:
         await asyncio.sleep(1000)
@@ -93,7 +104,7 @@ FAULTS = {
     cls.__name__: cls
     for cls in (
         FailsToLoad, LoadsSlowly, SealsSlowly, FailsOnAdapters, FailsToSleep, Raises, EndsSilently, Refuses, Wedges,
-        NeverSteps, DoesNotStart,
+        NeverAborts, NeedsRoom, NeverSteps, DoesNotStart,
     )
 }  # fmt: skip
 

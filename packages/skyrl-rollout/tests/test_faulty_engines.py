@@ -12,9 +12,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from raw_calls import Answer, RawCalls, ask, fence, raw_calls, refused
-from raw_updates import adapter_draft, commit, draft, published, staged, state, version
+from raw_updates import adapter_draft, begin, commit, draft, published, staged, state, version
 from skyrl_rollout.reference.process import ServedProcess
 from skyrl_rollout.v1 import control_pb2, weights_pb2
+from skyrl_rollout.weights.shm import namespace_id
 
 SCRIPT = str(Path(__file__).with_name("faulty_server.py"))
 
@@ -141,3 +142,34 @@ def test_an_engine_that_does_not_start_is_one_line_and_an_exit_code() -> None:
 async def read_all(stream: grpc.aio.UnaryStreamCall, answer: Answer) -> None:
     async for m in stream:
         answer.take(m)
+
+
+async def test_a_server_whose_engine_aborts_nothing_ends_and_its_streams_end_with_their_tokens() -> None:
+    with faulty("NeverAborts") as server:
+        async with raw_calls(server) as calls:
+            running = asyncio.create_task(calls.generate(ask(4000)))
+            while not (await calls.status()).tokens_generated:
+                await asyncio.sleep(0.01)
+            pause = control_pb2.PauseRequest(fence=fence(await calls.epoch()), mode=control_pb2.PAUSE_MODE_KEEP)
+            await calls.engine.Pause(pause, timeout=5)  # frozen work gets no grace, which would only be waited for
+            made = (await calls.status()).tokens_generated
+            server.process.terminate()
+            answer = await asyncio.wait_for(running, 10)
+            assert (answer.reason(), len(answer.tokens())) == ("ABORTED", made)
+        assert await asyncio.to_thread(server.process.wait, 10) == 0
+
+
+async def test_an_update_for_which_the_engine_has_no_room_is_refused_at_begin() -> None:
+    with faulty("NeedsRoom") as server:
+        async with raw_calls(server) as calls:
+            epoch, segments = await calls.epoch(), [weights_pb2.ShmSegment(shard=0, name="any", nbytes=1)]
+            shm = weights_pb2.ShmTransport(namespace_id=namespace_id(), segments=segments)
+            for transport in (
+                weights_pb2.Transport(inline=weights_pb2.InlineTransport()),
+                weights_pb2.Transport(shm=shm),
+            ):
+                d = draft(1)
+                error = await refused(begin(calls, epoch, d, transport=transport))
+                assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "STAGING_FULL")
+                assert await state(calls, d.update_id) == "ABORTED"
+            assert len((await calls.generate(ask(3))).tokens()) == 3

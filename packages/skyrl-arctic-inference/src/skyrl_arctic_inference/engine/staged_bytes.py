@@ -33,7 +33,7 @@ class StagedBytes:
     def __init__(self) -> None:
         self._fd = os.memfd_create("skyrl-staged-weights", os.MFD_CLOEXEC)
         self._map: mmap.mmap | None = None
-        self._nbytes = 0
+        self._nbytes = self._touched = 0
 
     @property
     def path(self) -> str:
@@ -44,6 +44,10 @@ class StagedBytes:
     def nbytes(self) -> int:
         return self._nbytes
 
+    def missing(self, nbytes: int) -> int:
+        """How much memory `fill` of so many bytes takes beyond what it has: pages that were never written take none."""
+        return max(0, nbytes - self._touched)
+
     def fill(self, tensors: Iterator[tuple[TensorLayout, memoryview]]) -> list[StagedTensor]:
         """Copies every tensor to its place; blocks, so call it in a thread. Raises MemoryError when memory is short."""
         staged: list[StagedTensor] = []
@@ -53,6 +57,7 @@ class StagedBytes:
             assert self._map is not None
             source = data.cast("B") if data.nbytes else memoryview(b"")
             self._map[end : end + layout.nbytes] = source
+            self._touched = max(self._touched, end + layout.nbytes)
             staged.append(StagedTensor(layout, end))
             end += -(-layout.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         return staged

@@ -143,6 +143,10 @@ class VllmEngine(PlainEngine):
     def tokens_made(self) -> Mapping[str, list[int]]:
         return {request_id: tokens.counts for request_id, tokens in self._running.items()}
 
+    def extra_nbytes(self, nbytes: int) -> int:
+        """The staged bytes, which the engine's processes map, are a copy; the next update of this size reuses it."""
+        return self._staged.missing(nbytes)
+
     async def load_weights(self, tensors: Iterator[tuple[TensorLayout, memoryview]]) -> None:
         """Stages the bytes where the engine's processes can map them, then swaps. Raises RuntimeError with the worker's
         reason when the model is unusable now."""

@@ -199,6 +199,10 @@ class Engine(Protocol):
         A request is listed from its admission until its iterator has yielded the last SampleEnded; one that is not
         listed has made nothing beyond what its iterator has yielded."""
 
+    def extra_nbytes(self, nbytes: int) -> int:
+        """Bytes of host memory that `load_weights` or `load_adapter` of `nbytes` takes beyond what the engine holds:
+        an update for which there is no room is refused before any byte moves."""
+
     async def load_weights(self, tensors: Iterator[tuple[TensorLayout, memoryview]]) -> None:
         """Swaps the live weights; called only while paused. Raises if the model is now unusable (the kit then reports
         POISONED)."""
@@ -249,7 +253,11 @@ class Engine(Protocol):
 
 
 class PlainEngine:
-    """What an engine inherits for the operations that it does not offer; the kit never calls them."""
+    """What an engine inherits: it loads without memory of its own, and the kit never calls the operations that it does
+    not offer."""
+
+    def extra_nbytes(self, nbytes: int) -> int:
+        return 0
 
     def check_score(self, request: EngineScoreRequest) -> None:
         raise MissingCapability.named("score", "Score")

@@ -47,10 +47,14 @@ async def drain(runs: RunRegistry, updater: Updater, state: ServerState, grace_s
     runs.drop_queued()
     if not frozen:
         await _within(grace_s, runs.all_ended())
-    await runs.abort(runs.active_ids())
-    await _within(LAST_READ_S, runs.all_ended())
+    await _within(LAST_READ_S, _all_aborted(runs))
     runs.drop_all()
     await _within(LAST_READ_S, runs.all_read())
+
+
+async def _all_aborted(runs: RunRegistry) -> None:
+    await runs.abort(runs.active_ids())  # an engine that stands still does not return from it
+    await runs.all_ended()
 
 
 async def _within(seconds: float, work: Awaitable[None]) -> None:

@@ -49,10 +49,10 @@ class OwnStaging:
 
     releases_source = True
 
-    def __init__(self, manifest: Manifest, memory: StagingMemory) -> None:
-        """Raises StagingFull when too little memory is left."""
+    def __init__(self, manifest: Manifest, memory: StagingMemory, *, beside: int = 0) -> None:
+        """beside: bytes that the engine will take too. Raises StagingFull when too little memory is left."""
         self._sizes, self._memory = manifest.shard_nbytes(), memory
-        self._maps = memory.take(self._sizes)
+        self._maps = memory.take(self._sizes, beside=beside)
         self.durable = dict.fromkeys(self._sizes, 0)
 
     def view(self, spec: TensorSpec) -> memoryview:
@@ -107,8 +107,8 @@ class CopiedStaging(OwnStaging):
     """Copied from files or segments of the trainer, by reads: a source that is cut short meanwhile is an error here,
     where a mapping would end the process."""
 
-    def __init__(self, manifest: Manifest, memory: StagingMemory, open_shard: OpenShard) -> None:
-        super().__init__(manifest, memory)
+    def __init__(self, manifest: Manifest, memory: StagingMemory, open_shard: OpenShard, *, beside: int = 0) -> None:
+        super().__init__(manifest, memory, beside=beside)
         self._open_shard = open_shard
         self._copying = asyncio.Lock()
 

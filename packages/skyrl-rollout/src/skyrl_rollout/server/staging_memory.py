@@ -20,8 +20,9 @@ class StagingMemory:
     def __init__(self) -> None:
         self._kept: list[mmap.mmap] = []
 
-    def take(self, sizes: Mapping[int, int]) -> dict[int, mmap.mmap]:
-        """A block of at least one byte for each shard. Raises StagingFull when too little memory is left."""
+    def take(self, sizes: Mapping[int, int], *, beside: int = 0) -> dict[int, mmap.mmap]:
+        """A block of at least one byte for each shard. Raises StagingFull when too little memory is left for them and
+        for `beside` bytes more."""
         kept, self._kept = self._kept, []
         blocks: dict[int, mmap.mmap] = {}
         for shard, size in sizes.items():
@@ -32,7 +33,7 @@ class StagingMemory:
         for block in kept:
             block.close()
         fresh = {shard: size for shard, size in sizes.items() if shard not in blocks}
-        need_memory(sum(fresh.values()))
+        need_memory(sum(fresh.values()) + beside)
         try:
             blocks |= {shard: mmap.mmap(-1, max(size, 1)) for shard, size in fresh.items()}
         except (OSError, OverflowError) as error:

@@ -24,6 +24,7 @@ from skyrl_rollout.server.staging_memory import StagingMemory, need_memory
 from skyrl_rollout.server.state import BASE_POLICY, ServerState
 from skyrl_rollout.server.updates import Update
 from skyrl_rollout.weights.file import open_shard
+from skyrl_rollout.weights.manifest import Manifest
 from skyrl_rollout.weights.shm import open_segment
 
 
@@ -64,21 +65,35 @@ class Swapper:
         manifest, transfer = update.manifest, update.transfer
         if transfer is not None:
             return Collective(self._engine, transfer, [t.layout for t in manifest.tensors], self._leaving)
+        beside = self._engine.extra_nbytes(self._loaded_nbytes(manifest))
         if manifest.kind == "overwrite":
             need_memory(sum(manifest.shard_nbytes().values()) + scratch_nbytes(manifest))
         if update.transport == "inline":
-            return InlineStaging(manifest, self._memory)
+            return InlineStaging(manifest, self._memory, beside=beside)
         if update.transport == "file":
             root = self._update_root
             assert root is not None
             return CopiedStaging(
-                manifest, self._memory, lambda shard, nbytes: open_shard(root, update.folder, shard, nbytes)
+                manifest,
+                self._memory,
+                lambda shard, nbytes: open_shard(root, update.folder, shard, nbytes),
+                beside=beside,
             )
         if self._host_copy is not None and manifest.kind == "full":
             return CopiedStaging(
-                manifest, self._memory, lambda shard, nbytes: open_segment(update.segments[shard], nbytes)
+                manifest,
+                self._memory,
+                lambda shard, nbytes: open_segment(update.segments[shard], nbytes),
+                beside=beside,
             )
+        need_memory(beside)
         return MappedStaging(manifest, update.segments)
+
+    def _loaded_nbytes(self, manifest: Manifest) -> int:
+        """What the engine is handed at the commit; after a delta that is every tensor."""
+        if manifest.kind == "lora":
+            return sum(t.nbytes for t in manifest.tensors)
+        return sum(t.nbytes for t in self._engine.identity.tensors)
 
     def verify(self, update: Update, staging: Staging) -> None:
         """Raises CorruptBytes, or ValueError for a delta that is none. Slow: run it in a thread."""
