@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from key_effects import EFFECTS, QUICKSTART, VALUES
 from skyrl.train import backends, environments
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.launch import command, table
-from skyrl.train.policy.fsdp.plugin import PLUGIN
+from skyrl.train.policy.contract import Role, WorkerPlace
+from skyrl.train.policy.fsdp.model import offloads
+from skyrl.train.policy.fsdp.plugin import IN_HOST_MEMORY, PLUGIN
 from skyrl.train.policy.group import PolicyGroup
 from skyrl_gym.envs import registration
 from small_runs import CodesEnv, arguments, run
@@ -75,18 +80,45 @@ def test_an_environment_of_ones_own_gets_the_section_of_its_name(
     assert set(given) == {"another"}
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_gathered_weights_are_freed_after_the_forward_pass_or_kept(kept: bool) -> None:
-    fsdp = {"reshard_after_forward": not kept, "mixed_precision": {}}  # which takes FSDP on one rank too
-    policy = {"model": {"path": str(QUICKSTART / "tiny_model")}, "fsdp_config": fsdp}
-    cfg = SkyRLTrainConfig.model_validate({"trainer": {"device": "cpu", "policy": policy}})
-    group = PolicyGroup.create(cfg, PLUGIN, "policy", total_steps=1)
+@contextmanager
+def sharded_by_itself(role: Role, **fsdp: Any) -> Iterator[list[Any]]:
+    """The modules of a model, but the whole one, that FSDP shards each by itself."""
+    fsdp = {"mixed_precision": {}} | fsdp  # which takes FSDP on one rank too
+    part = {"model": {"path": str(QUICKSTART / "tiny_model")}, "fsdp_config": fsdp}
+    cfg = SkyRLTrainConfig.model_validate({"trainer": {"device": "cpu", role: part}})
+    group = PolicyGroup.create(cfg, PLUGIN, role, total_steps=1)
     try:
         model = group._workers._worker.backend.model  # of this process's own worker
-        layer = next(m for m in model.modules() if type(m).__name__.startswith("FSDP") and m is not model)
-        assert (layer._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info is None) is kept
+        yield [m for m in model.modules() if type(m).__name__.startswith("FSDP") and m is not model]
     finally:
         group.close()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_gathered_weights_are_freed_after_the_forward_pass_or_kept(kept: bool) -> None:
+    with sharded_by_itself("policy", reshard_after_forward=not kept) as modules:
+        assert (modules[0]._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info is None) is kept
+
+
+@pytest.mark.parametrize("role", ["policy", "ref"])
+def test_the_layers_of_the_named_class_are_sharded_one_by_one(role: Role) -> None:
+    with sharded_by_itself(role) as modules:
+        assert {type(module).__name__ for module in modules} == {"FSDPQwen3DecoderLayer"}
+    with sharded_by_itself(role, wrap_policy={"transformer_layer_cls_to_wrap": ["Qwen3MLP"]}) as modules:
+        assert {type(module).__name__ for module in modules} == {"FSDPQwen3MLP"}
+
+
+@pytest.mark.parametrize("role", ["policy", "critic", "ref"])
+def test_host_memory_is_asked_for_beside_a_gpu_and_listed_as_unused_without_one(role: Role) -> None:
+    key = f"trainer.{role}.fsdp_config.cpu_offload"
+    lines: list[str] = []
+    argv = [f"{key}=true", "trainer.device=cpu", "trainer.critic.model.path=a/b"]
+    cfg, _ = backends.resolve([*argv, "trainer.algorithm.advantage_estimator=gae"], announce=lines.append)
+    assert f"  unused: {key}: {IN_HOST_MEMORY}" in lines
+    part = getattr(cfg.trainer, role)
+    places = [WorkerPlace(0, 1, torch.device(device)) for device in ("cuda", "cpu")]
+    assert [offloads(part, place) for place in places] == [True, False]
+    assert not offloads(getattr(SkyRLTrainConfig().trainer, role), places[0])
 
 
 @pytest.mark.ci

@@ -7,15 +7,33 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from skyrl.train.config import SkyRLTrainConfig
-from skyrl.train.policy.contract_suite import assert_identical, random_minibatch, spec
+from skyrl.train.policy.contract_suite import assert_identical, random_minibatch, spec, tiny_model
 from skyrl.train.policy.critic import CriticGroup
 from skyrl.train.policy.critic_suite import HEAD, taught, tiny_critic
 from skyrl.train.policy.fsdp.plugin import PLUGIN
-from skyrl.train.policy.lora_suite import PREFIX, LoraContract
+from skyrl.train.policy.lora_suite import PREFIX, RANK, LoraContract
 
 
 class TestFsdpOnOneRank(LoraContract):
     plugin = PLUGIN
+
+    def test_each_way_of_drawing_begins_with_other_factors_and_the_same_policy(self, tmp_path: Path) -> None:
+        """kaiming draws A evenly below 1 / sqrt(inputs), gaussian from a normal of 1 / rank; orthogonal draws B too."""
+        model, name = tiny_model(tmp_path), f"{PREFIX}model.layers.0.self_attn.q_proj"
+        drawn = {}
+        for method in ("kaiming", "gaussian", "orthogonal"):
+            with self.group(model, init_method=method) as (group, _cfg):
+                weights = group.weights()
+                drawn[method] = [weights[f"{name}.lora_{side}.weight"] for side in "AB"]
+        bound = drawn["kaiming"][0].shape[1] ** -0.5
+        assert float(drawn["kaiming"][0].abs().max()) <= bound
+        assert float(drawn["gaussian"][0].std()) == pytest.approx(1 / RANK, rel=0.25)
+        assert float(drawn["gaussian"][0].abs().max()) > 2 * bound
+        assert {method: bool(b.any()) for method, (_a, b) in drawn.items()} == {
+            "kaiming": False, "gaussian": False, "orthogonal": True,
+        }  # fmt: skip
+        for a, b in drawn.values():
+            assert a.any() and float((b @ a).abs().max()) < 1e-6
 
 
 class TwoRanks(LoraContract):

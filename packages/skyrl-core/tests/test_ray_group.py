@@ -37,6 +37,16 @@ def loss(inputs, algorithm):
 ENVIRON = replace(PLUGIN, environ_prefixes=("PROBE_",), worker_environ=lambda cfg: {"PROBE_A": "1", "PROBE_B": "2"})
 
 
+def config_of(model, loss_name, plugins=(), **fsdp):
+    trainer = {
+        "device": "cpu",
+        "policy": {"model": {"path": str(model)}, "fsdp_config": fsdp},
+        "placement": {"policy_num_gpus_per_node": 2},
+        "algorithm": {"policy_loss_type": loss_name, "use_kl_loss": False},
+    }
+    return SkyRLTrainConfig.model_validate({"trainer": trainer, "environment": {"plugins": plugins}})
+
+
 @pytest.fixture
 def two_ranks(tmp_path, monkeypatch):
     """(config, start): two workers whose loss is `loss_name`."""
@@ -44,13 +54,7 @@ def two_ranks(tmp_path, monkeypatch):
     started = []
 
     def start(loss_name, plugins=()):
-        trainer = {
-            "device": "cpu",
-            "policy": {"model": {"path": str(tiny_model(tmp_path / "model"))}},
-            "placement": {"policy_num_gpus_per_node": 2},
-            "algorithm": {"policy_loss_type": loss_name, "use_kl_loss": False},
-        }
-        cfg = SkyRLTrainConfig.model_validate({"trainer": trainer, "environment": {"plugins": plugins}})
+        cfg = config_of(tiny_model(tmp_path / "model"), loss_name, plugins)
         started.append(PolicyGroup.create(cfg, ENVIRON, "policy", total_steps=1))
         return cfg, started[-1]
 
@@ -108,10 +112,48 @@ async def test_a_worker_that_dies_is_named_with_its_last_lines(two_ranks, tmp_pa
         group.update(scored(random_minibatch(2)), spec(cfg))
 
 
-def test_what_the_user_did_wrong_arrives_as_the_workers_error(two_ranks):
-    cfg, group = two_ranks("regularr")
-    with pytest.raises(ValueError, match="policy_loss_type=regularr: known: .*did you mean regular"):
-        group.update(scored(random_minibatch(3)), spec(cfg))
+@pytest.fixture(scope="class")
+def model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="class")
+def group(model):
+    group = PolicyGroup.create(config_of(model, "regular"), PLUGIN, "policy", total_steps=1)
+    yield group
+    group.close()
+
+
+class TestOnePair:
+    """Of one group, whose start takes the time."""
+
+    def test_ranks_share_one_copy_of_the_weights_or_have_one_each(self, group, model):
+        """fsdp_size: the gradient is the same."""
+        batch, cfg = scored(random_minibatch(4)), config_of(model, "regular", fsdp_size=1)
+        held, gradients = [], []
+
+        def weights_held(process):
+            shards = [p.to_local().numel() for p in process._worker.backend.model.parameters()]
+            return sum(shards) / sum(p.numel() for p in process._worker.backend.model.parameters())
+
+        def have_one_each(process):
+            place, kind = process._worker.place, type(process._worker)
+            process._worker = kind(cfg, PLUGIN.policy_factory, place, "policy", total_steps=1)
+
+        def of_all_ranks(function):
+            return ray.get([rank.__ray_call__.remote(function) for rank in group._workers._actors], timeout=60)
+
+        for change in (lambda process: None, have_one_each):
+            of_all_ranks(change)
+            held.append(of_all_ranks(weights_held))
+            gradients.append(group.gradients(batch, spec(cfg)))
+        assert held == [[0.5, 0.5], [1.0, 1.0]]
+        for name, gradient in gradients[0].items():
+            assert torch.allclose(gradients[1][name], gradient, atol=1e-7, rtol=1e-4), name
+
+    def test_what_the_user_did_wrong_arrives_as_the_workers_error(self, group, model):
+        with pytest.raises(ValueError, match="policy_loss_type=regularr: known: .*did you mean regular"):
+            group.update(scored(random_minibatch(3)), spec(config_of(model, "regularr")))
 
 
 def test_a_ray_address_where_nobody_answers_is_told_at_once(two_ranks, monkeypatch):

@@ -167,7 +167,7 @@ class LoraContract:
         self, model: Path, *, dtype: str = FLOAT32, lr: float = 3e-4, seed: int = 42, **keys: Any
     ) -> Iterator[tuple[PolicyGroup, Any]]:
         """A policy with an adapter on `num_workers` ranks; `keys` of LoRA, or of the trainer."""
-        ours = ("target_modules", "exclude_modules", "dropout")
+        ours = ("target_modules", "exclude_modules", "dropout", "init_method")
         lora = {"rank": RANK, "alpha": ALPHA} | {name: keys.pop(name) for name in ours if name in keys}
         trainer = {
             "device": "cpu",
