@@ -26,7 +26,7 @@ class Refusal:
 REFUSALS = (
     Refusal(
         "trainer.strategy=megatron: no Megatron engine here: choose a backend that needs none by trainer.backend "
-        "(installed: arctic_rl, fsdp), or write trainer.strategy=fsdp",
+        "(installed: arctic_rl), or write trainer.strategy=fsdp",
         "the engine is absent; the same recipe runs with trainer.backend=arctic_rl",
         (
             "train/algorithms/dapo/run_dapo_qwen3_30b_a3b_lora_megatron_aime",

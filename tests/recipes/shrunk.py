@@ -22,6 +22,7 @@ SIZES: Mapping[str, str] = {
     "trainer.placement.critic_num_nodes": "1",
     "trainer.placement.critic_num_gpus_per_node": "1",
     "trainer.fully_async.num_parallel_generation_workers": "2",
+    "trainer.policy.fsdp_config.fsdp_size": "1",
     # lengths
     "trainer.max_prompt_length": "16",
     "generator.max_input_length": "48",
@@ -62,6 +63,7 @@ IF_GIVEN = frozenset(
         "trainer.placement.critic_num_nodes",
         "trainer.placement.ref_num_gpus_per_node",
         "trainer.placement.ref_num_nodes",
+        "trainer.policy.fsdp_config.fsdp_size",
         "trainer.ref.model.path",
     }
 )

@@ -58,6 +58,12 @@ def test_a_public_key_that_has_no_place_here_is_refused_unless_it_has_its_defaul
         ("generator.inference_engine.enable_http_endpoint=true", "servers speak gRPC"),
         ("generator.inference_engine.async_engine=false", "only true is supported"),
         ("trainer.rope_scaling={type: x}", "hf_overrides.rope_parameters"),
+        ("generator.backend=vllm", "generator.backend: write generator.inference_engine.backend instead"),
+        (
+            "generator.engine_init_kwargs.max_model_len=9",
+            "write generator.inference_engine.engine_init_kwargs.max_model_len instead",
+        ),
+        ("generator.async_engine=true", "generation is asynchronous, always"),
     ],
 )
 def test_a_key_with_a_successor_says_what_to_write(argument: str, told: str) -> None:
@@ -73,10 +79,18 @@ def test_names_of_earlier_versions_are_renamed() -> None:
         "trainer.log_example_interval=4",
         "trainer.strategy=fsdp2",
     )
-    assert result.cfg.trainer.strategy == "fsdp"
+    assert (result.cfg.trainer.strategy, result.cfg.trainer.print_example_interval) == ("fsdp", 4)
     assert result.mapped["trainer.use_sample_packing"] == "renamed to trainer.remove_microbatch_padding"
     assert result.mapped["trainer.log_example_interval"] == "renamed to trainer.print_example_interval"
     assert "generator.inference_engine.async_engine" in result.mapped
+
+
+def test_an_older_interval_that_says_nothing_leaves_the_newer_one_alone() -> None:
+    result = built("trainer.log_example_interval=-1", "trainer.print_example_interval=3")
+    assert result.cfg.trainer.print_example_interval == 3
+    assert result.mapped["trainer.log_example_interval"].startswith("nothing: trainer.print_example_interval")
+    with pytest.raises(ConfigError, match=r"trainer\.log_example_interval is the old name of trainer\.print_example"):
+        built("trainer.log_example_interval=2", "trainer.print_example_interval=3")
 
 
 def test_the_older_form_of_a_token_level_ratio_becomes_the_newer_one() -> None:

@@ -161,7 +161,7 @@ def test_every_problem_is_told_at_once() -> None:
     ("key", "meant"),
     [
         ("trainer.lr", "trainer.policy.optimizer_config.lr"),
-        ("generator.gpu_memory_utilization", "generator.inference_engine.gpu_memory_utilization"),
+        ("generator.inference_engine_expert_parallel_size", "generator.inference_engine.expert_parallel_size"),
         ("trainer.optimizer_config.lr", "trainer.policy.optimizer_config.lr"),
     ],
 )

@@ -13,6 +13,7 @@ from skyrl.train.config.problems import ConfigError
 from skyrl.train.config.validation import validate
 
 GAE = "trainer.algorithm.advantage_estimator=gae trainer.critic.model.path=a/critic"
+TWO_WORKERS = "trainer.placement.policy_num_gpus_per_node=2"
 
 
 def check(*argv: str) -> SkyRLTrainConfig:
@@ -65,6 +66,33 @@ def test_the_defaults_break_no_rule() -> None:
             "scheduler=polynomial falls to 1e-07: trainer.policy.optimizer_config.lr=1e-08 must be above that",
         ),
         ("generator.sampling_params.logprobs=5", "expected null, 0 or 1"),
+        (
+            "generator.eval_sampling_params.additional_kwargs.min_token=2",
+            "generator.eval_sampling_params.additional_kwargs.min_token: no such sampling parameter; known: ",
+        ),
+        (
+            "trainer.policy.fsdp_config.fsdp_size=3 trainer.placement.policy_num_gpus_per_node=4",
+            "trainer.policy.fsdp_config.fsdp_size=3: expected -1, or a divisor of the 4 policy workers",
+        ),
+        (
+            "trainer.ref.fsdp_config.fsdp_size=0",
+            "trainer.ref.fsdp_config.fsdp_size=0: expected -1, or a divisor of the 1 ref workers",
+        ),
+        (
+            (
+                "trainer.policy.fsdp_config.reshard_after_forward=4 trainer.policy.fsdp_config.fsdp_size=2 "
+                "trainer.placement.policy_num_gpus_per_node=4"
+            ),
+            "trainer.policy.fsdp_config.reshard_after_forward=4: expected true, false, or a divisor of the 2 workers",
+        ),
+        (
+            "trainer.policy.model_config_kwargs.rope_parameters.rope_theta=5000",
+            (
+                "trainer.policy.model_config_kwargs.rope_parameters={'rope_theta': 5000} and generator."
+                "inference_engine.engine_init_kwargs.hf_overrides.rope_parameters=null: trainer and servers must "
+                "compute the same model"
+            ),
+        ),
         ("generator.sampling_params.temperature=0", "trainer.algorithm.temperature=0.0: expected more than 0"),
         (
             "trainer.algorithm.advantage_estimator=grop",
@@ -273,9 +301,6 @@ def test_what_is_unset_follows_the_key_that_it_belongs_to(argv: str, read: Any, 
     assert read(check(*argv.split(" "))) == derived
 
 
-TWO_WORKERS = "trainer.placement.policy_num_gpus_per_node=2"
-
-
 @pytest.mark.parametrize(
     "argv",
     [
@@ -307,6 +332,17 @@ def test_what_was_set_stays_set_in_a_written_configuration(tmp_path: Path) -> No
     file.write_text(check("trainer.placement.colocate_all=true").to_yaml())
     with pytest.raises(ConfigError, match=r"trainer\.placement\.colocate_all=true does not go with"):
         check(f"@{file}", "trainer.mode=one_step_off")
+
+
+def test_both_sides_may_have_other_positions_than_the_checkpoint_says() -> None:
+    both = ("trainer.policy.model_config_kwargs", "generator.inference_engine.engine_init_kwargs.hf_overrides")
+    check(*(f"{side}.rope_parameters={{rope_type: yarn, factor: 2}}" for side in both))
+
+
+def test_sizes_of_shards_are_checked_where_they_are_read() -> None:
+    check("trainer.ref.fsdp_config.fsdp_size=3", "trainer.algorithm.use_kl_loss=false")
+    four = "trainer.placement.policy_num_gpus_per_node=4"
+    check("trainer.policy.fsdp_config.fsdp_size=2", "trainer.ref.fsdp_config.fsdp_size=4", four)
 
 
 def test_old_logprobs_of_a_truncated_distribution_are_refused() -> None:

@@ -90,9 +90,10 @@ def rules(cfg: Any) -> Iterator[str]:
     """One sentence for each engine that the configuration asks for and that is not here."""
     megatron = cfg.trainer.strategy == "megatron" and cfg.trainer.backend == "fsdp"
     if megatron:
+        others = ", ".join(name for name in backends.installed() if name != cfg.trainer.backend)
         yield (
             f"trainer.strategy=megatron: no Megatron engine here: choose a backend that needs none by trainer.backend "
-            f"(installed: {', '.join(backends.installed())}), or write trainer.strategy=fsdp"
+            f"(installed: {others or 'none'}), or write trainer.strategy=fsdp"
         )
     for absent in ABSENT:
         of_megatron = absent.key.startswith(("trainer.mtp", "trainer.*.model.fake_int4_qat"))

@@ -65,10 +65,15 @@ def _translate_legacy(overrides: Overrides, problems: list[str]) -> tuple[Overri
             mapped["generator.inference_engine.async_engine"] = "generation is asynchronous, always"
         else:
             problems.append("generator.inference_engine.async_engine: only true is supported; leave it out")
-    interval = "trainer.log_example_interval"
+    interval, newer = "trainer.log_example_interval", "trainer.print_example_interval"
     if (written := out.leaves.pop(_path(interval), None)) is not None:
-        out.leaves.setdefault(_path("trainer.print_example_interval"), written)
-        mapped[interval] = "renamed to trainer.print_example_interval"
+        if isinstance(written.value, int) and written.value <= 0:
+            mapped[interval] = f"nothing: {newer} says whether examples are printed"
+        elif overrides.get(newer) is not None:
+            problems.append(f"{interval} is the old name of {newer}: give one of them")
+        else:
+            out.leaves[_path(newer)] = written
+            mapped[interval] = f"renamed to {newer}"
     _translate_tis(out, mapped, problems)
     return out, mapped
 
@@ -120,6 +125,9 @@ def _place(
 
 def _unknown(cls: type[ConfigPart], path: Path_, written: Written, backends: Sequence[str]) -> str:
     dotted, where = ".".join(path), "" if written.text is not None else f" (in {written.source})"
+    moved = ("generator", "inference_engine", *path[1:])
+    if path[0] == "generator" and schema.find(cls, moved) is not None:
+        return f"{dotted}: write {'.'.join(moved)} instead{where}"
     found = schema.find(cls, path[:-1]) if len(path) > 1 else None
     owner = next((name for name in backends if name in path[:-1]), None)
     if owner is not None and found is None:

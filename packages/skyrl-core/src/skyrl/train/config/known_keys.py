@@ -42,6 +42,9 @@ RENAMED = {
 GONE = {
     "generator.inference_engine.enable_http_endpoint": "servers speak gRPC, at the url that they log",
     "generator.inference_engine.override_existing_update_group": "there is no update group",
+    "generator.enable_http_endpoint": "servers speak gRPC, at the url that they log",
+    "generator.override_existing_update_group": "there is no update group",
+    "generator.async_engine": "generation is asynchronous, always",
     **{
         f"{section}.{name}": "give it to both sides: generator.inference_engine.engine_init_kwargs.hf_overrides."
         "rope_parameters and trainer.policy.model_config_kwargs.rope_parameters"

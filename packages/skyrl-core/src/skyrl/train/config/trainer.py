@@ -21,8 +21,12 @@ class PlacementConfig(ConfigPart):
     policy_num_gpus_per_node: int = key(1, "Policy workers per machine.", ge=1)
     critic_num_nodes: int = key(1, "Machines of the critic.", ge=1)
     critic_num_gpus_per_node: int = key(1, "Critic workers per machine.", ge=1)
-    ref_num_nodes: int = key(1, "Machines of the reference.", ge=1)
-    ref_num_gpus_per_node: int = key(1, "Reference workers per machine.", ge=1)
+    ref_num_nodes: int = key(
+        1, "Machines of the reference; unset, and with devices shared with the policy: the policy's.", ge=1
+    )
+    ref_num_gpus_per_node: int = key(
+        1, "Reference workers per machine; unset, and with devices shared with the policy: the policy's.", ge=1
+    )
 
 
 class TrainerConfig(ConfigPart):

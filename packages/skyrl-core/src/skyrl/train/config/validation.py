@@ -11,9 +11,10 @@ from typing import Any
 
 from skyrl.train import plugins
 from skyrl.train.algorithms.critic import uses_critic
-from skyrl.train.config import absent, algorithm_rules, lora_rules, mode_rules, schedules
+from skyrl.train.config import absent, algorithm_rules, lora_rules, mode_rules, schedules, sharding_rules
 from skyrl.train.config.problems import ConfigError, listed
 from skyrl.train.config.root import SkyRLTrainConfig
+from skyrl.train.generator.sampling import to_sampling
 from skyrl.train.launch import table
 from skyrl.train.rollouts.members import read_urls, url_file
 from skyrl.train.trackers import TRACKERS
@@ -92,9 +93,13 @@ def lengths(cfg: Any) -> Iterator[str]:
 def sampling(cfg: Any) -> Iterator[str]:
     """Logprobs that a server returns, and a temperature that can be trained on."""
     for name in ("sampling_params", "eval_sampling_params"):
-        asked = getattr(cfg.generator, name).logprobs
-        if asked not in (None, 0, 1):
-            yield f"generator.{name}.logprobs={asked}: expected null, 0 or 1 (the sampled token's)"
+        params = getattr(cfg.generator, name)
+        if params.logprobs not in (None, 0, 1):
+            yield f"generator.{name}.logprobs={params.logprobs}: expected null, 0 or 1 (the sampled token's)"
+        try:
+            to_sampling(params, key=f"generator.{name}")
+        except ValueError as error:
+            yield str(error)
     drawn = cfg.generator.sampling_params
     whole = drawn.top_p == 1 and drawn.top_k <= 0 and drawn.min_p == 0 and drawn.repetition_penalty == 1
     if cfg.trainer.algorithm.old_logprobs == "rollout" and not (whole and not drawn.additional_kwargs):
@@ -286,6 +291,6 @@ def model_paths(cfg: Any) -> Iterator[str]:
 
 RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
     own_modules, absent.rules, model_paths, batch_sizes, lengths, sampling, trackers, *algorithm_rules.RULES,
-    *mode_rules.RULES, *lora_rules.RULES, placement, schedules.rules, servers, server_settings, server_sizes,
-    checkpoints, folders,
+    *mode_rules.RULES, *lora_rules.RULES, *sharding_rules.RULES, placement, schedules.rules, servers, server_settings,
+    server_sizes, checkpoints, folders,
 )  # fmt: skip
