@@ -10,7 +10,7 @@ from skyrl.train.algorithms.advantages import estimate
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.policy.contract import LossSpec
 from skyrl.train.policy.contract_suite import assert_identical, random_minibatch, scored, spec, tiny_model
-from skyrl.train.policy.fsdp.plugin import PLUGIN, report
+from skyrl.train.policy.fsdp.plugin import PLUGIN, WHOLE, report
 from skyrl.train.policy.group import PolicyGroup
 from torch.testing import assert_close
 
@@ -164,3 +164,13 @@ def test_the_report_tells_honoured_mapped_and_unused_keys_apart(model):
     found = report(config(model), keys)
     assert found.honoured == keys[:1]
     assert list(found.mapped) == [keys[1]] and list(found.unused) == [keys[2]]
+
+
+def test_how_a_model_is_cut_is_listed_as_unused_where_it_stays_whole(model):
+    keys = tuple(f"trainer.policy.fsdp_config.{name}" for name in ("fsdp_size", "wrap_policy.x"))
+    assert report(config(model), keys).unused == dict.fromkeys(keys, WHOLE)
+    for cut in (
+        {"placement": {"policy_num_gpus_per_node": 2}},
+        {"policy": {"model": {"path": str(model)}, "fsdp_config": {"mixed_precision": {}}}},
+    ):
+        assert report(config(model, **cut), keys).honoured == keys

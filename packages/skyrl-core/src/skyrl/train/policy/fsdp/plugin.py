@@ -13,6 +13,8 @@ MAPPED = {
 BUFFERS = "FSDP2 leaves buffers in the dtype they were built in"
 OPTIMIZER = "the optimizer stays on its device: a server there keeps to gpu_memory_utilization of it"
 IN_HOST_MEMORY = "weights and optimizer lie in host memory anyway"
+OF_SHARDS, WHOLE = ("fsdp_size", "reshard_after_forward", "wrap_policy"), "one worker in one precision shards nothing"
+ROLES = ("policy", "critic", "ref")
 UNUSED = {
     **{f"trainer.{role}.optimizer_config.offload_after_step": OPTIMIZER for role in ("policy", "critic")},
     **{f"trainer.{role}.fsdp_config.mixed_precision.buffer_dtype": BUFFERS for role in ("policy", "critic", "ref")},
@@ -23,13 +25,27 @@ UNUSED_ON_CPU = {
 }
 
 
+def is_whole(cfg: Any, role: str, device: str) -> bool:
+    """Whether the role's one worker has nothing to gather or to cast, and so no FSDP."""
+    from skyrl.train.policy.roles import num_workers  # as below
+
+    fsdp = getattr(cfg.trainer, role).fsdp_config
+    on_gpu = device == "cuda" and (cfg.trainer.bf16 or fsdp.cpu_offload)
+    return num_workers(cfg, role) == 1 and fsdp.mixed_precision is None and not on_gpu
+
+
 def report(cfg: Any, user_keys: tuple[str, ...]) -> KeyReport:
     """What this backend does with each key that the user set."""
     from skyrl.train.policy.process_group import resolve_device  # torch loads seconds, and listing keys needs no torch
 
-    unused = UNUSED | (UNUSED_ON_CPU if resolve_device(cfg) == "cpu" else {})
+    device = resolve_device(cfg)
+    unused = UNUSED | (UNUSED_ON_CPU if device == "cpu" else {})
     mapped = {key: MAPPED[key] for key in user_keys if key in MAPPED}
     idle = {key: unused[key] for key in user_keys if key in unused}
+    for role in ROLES:
+        if is_whole(cfg, role, device):
+            names = tuple(f"trainer.{role}.fsdp_config.{name}" for name in OF_SHARDS)
+            idle |= {key: WHOLE for key in user_keys if key.startswith(names)}
     return KeyReport(
         honoured=tuple(key for key in user_keys if key not in mapped and key not in idle), mapped=mapped, unused=idle
     )
