@@ -86,12 +86,15 @@ def arguments(url: str, *overrides: str) -> list[str]:
     ]  # fmt: skip
 
 
-def run(argv: Sequence[str], *, on_step: Any = None) -> Ran:
-    """Runs in the present folder; on_step(step) is called after each publish of a step."""
+def run(argv: Sequence[str], *, on_step: Any = None, trainer: type | None = None) -> Ran:
+    """Runs in the present folder; on_step(step) is called after each publish of a step; `trainer` changes what a user's
+    own trainer may change."""
     ran = Ran()
     cfg, plugin = backends.resolve(argv, announce=lambda line: None)
 
-    class Recording(backends.import_attribute(plugin.trainer_cls)):  # type: ignore[misc]
+    own = () if trainer is None else (trainer,)
+
+    class Recording(*own, backends.import_attribute(plugin.trainer_cls)):  # type: ignore[misc]
         def batch_of(self, trajectories: Sequence[Trajectory]) -> Any:
             ran.batches.append(list(trajectories))
             return super().batch_of(trajectories)

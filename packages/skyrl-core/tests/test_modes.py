@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import Counter
@@ -13,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 from skyrl.train.environments import EnvironmentFailed
 from skyrl.train.failures import RunFailed
+from skyrl.train.generator.draft import UnknownVersion
+from skyrl.train.generator.drops import NothingLeft
 from small_runs import BACKENDS, QUICKSTART, CodesEnv, Ran, arguments, run
 
 A, F = "trainer.algorithm", "trainer.fully_async"
@@ -121,6 +124,50 @@ def test_an_error_of_a_rollout_ends_the_run_as_it_is(start: Any, mode: tuple[str
 
     with pytest.raises(EnvironmentFailed, match="the judge is away"):
         start(*mode, "trainer.max_training_steps=9", on_step=breaks)
+
+
+class Unversioned:
+    """A trainer whose generator does not say which weights sampled a token."""
+
+    async def collect(self, tasks: Any, step: int) -> Any:
+        trajectories = await super().collect(tasks, step)  # type: ignore[misc]
+        for t in trajectories:
+            t.weight_versions[:] = -1
+        return trajectories
+
+
+@pytest.mark.parametrize("mode", [("trainer.mode=plain",), fully_async(1)], ids=["plain", "fully_async"])
+def test_tokens_of_an_unknown_version_are_not_trained_on(start: Any, mode: tuple[str, ...]) -> None:
+    with pytest.raises(UnknownVersion, match=r"prompt \d+, sample 0: \d+ of \d+ tokens that would be trained on"):
+        start(*mode, "trainer.rollout_wait_timeout_s=2.0", trainer=Unversioned)
+
+
+class EndsInOrder:
+    """A trainer whose groups end with what they have when they are cancelled; `late` are those begun after that."""
+
+    over, late = False, 0
+
+    async def collect(self, tasks: Any, step: int) -> Any:
+        EndsInOrder.late += EndsInOrder.over
+        try:
+            return await super().collect(tasks, step)  # type: ignore[misc]
+        except asyncio.CancelledError:
+            EndsInOrder.over = True
+            raise NothingLeft("cancelled") from None
+
+
+def test_no_group_is_begun_once_the_run_ends(start: Any, few_prompts: str) -> None:
+    EndsInOrder.over, EndsInOrder.late = False, 0
+    CodesEnv.held = set(PROMPTS[30:])  # some of them are on their way when the run ends
+
+    def breaks(step: int) -> None:
+        if step == 1:
+            raise RunFailed("the disk is full")
+
+    with pytest.raises(RunFailed, match="the disk is full"):
+        start(*fully_async(1), few_prompts, on_step=breaks, trainer=EndsInOrder)
+    CodesEnv.released.set()
+    assert EndsInOrder.over and EndsInOrder.late == 0
 
 
 @pytest.mark.ci

@@ -38,3 +38,7 @@ def test_a_policy_whose_weights_broke_ends_the_run() -> None:
     assert require_numbers(whole, three) is whole
     with pytest.raises(RunFailed, match="1 of 2 sampled tokens are not numbers"):
         require_numbers(torch.tensor([-1.0, -1.0, float("nan")]), three)
+    with pytest.raises(
+        RunFailed, match=r"the reference's logprobs of 1 of 2 .* give another trainer\.ref\.model\.path"
+    ):
+        require_numbers(torch.tensor([-1.0, -1.0, float("nan")]), three, of="ref")

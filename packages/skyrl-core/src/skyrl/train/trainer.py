@@ -24,10 +24,11 @@ from skyrl.train.display.progress import Progress
 from skyrl.train.evaluating import evaluate
 from skyrl.train.failures import RunFailed
 from skyrl.train.generator import step_wise
+from skyrl.train.generator.draft import require_versions
 from skyrl.train.generator.metrics import generation_metrics
 from skyrl.train.generator.trajectory import PromptTask, Trajectory
 from skyrl.train.policy.batch import TrajectoryBatch
-from skyrl.train.policy.contract import LossSpec
+from skyrl.train.policy.contract import LossSpec, Role
 from skyrl.train.reference import FollowingReference
 from skyrl.train.rollouts.logprob_gap import logprob_gap_metrics
 from skyrl.train.seeds import derive
@@ -113,6 +114,7 @@ class RayPPOTrainer:
         with timers.phase("step"):
             with timers.phase("generate"):
                 trajectories = await self.source.take(step)
+                require_versions(trajectories)
             with timers.phase("convert_to_training_input"):
                 batch = self.batch_of(trajectories)
             with timers.phase("postprocess_generator_output"):
@@ -197,7 +199,7 @@ class RayPPOTrainer:
         if self.reference is not None:
             self.progress.waiting_for("logprobs of the reference")
             ref = await self.on_policy_thread(self.reference.logprobs, batch, temperature=self.temperature)
-            batch = batch.with_tensors(ref_logprobs_T=ref)
+            batch = batch.with_tensors(ref_logprobs_T=require_numbers(ref, batch, of="ref"))
         return batch
 
     def apply_reward_kl_penalty(self, batch: TrajectoryBatch) -> TrajectoryBatch:
@@ -437,17 +439,21 @@ def training_steps(cfg: Any, steps_per_epoch: int) -> int:
     return all_epochs if limit is None else min(limit, all_epochs)
 
 
-def require_numbers(values_T: torch.Tensor, batch: TrajectoryBatch, *, of: str = "policy") -> torch.Tensor:
-    """[T]: the policy's logprobs, or the critic's values, as they are. RunFailed where its weights give none: no later
-    step would mend them."""
+def require_numbers(values_T: torch.Tensor, batch: TrajectoryBatch, *, of: Role = "policy") -> torch.Tensor:
+    """[T]: the logprobs of policy or reference, or the critic's values, as they are. RunFailed where the weights of
+    that role give none: no later step would mend them."""
     trained_T = batch.loss_mask_T > 0
     broken = int((trained_T & values_T.isnan()).sum())
     if broken:
         said = "values" if of == "critic" else "logprobs"
+        mend = (
+            "give another trainer.ref.model.path"
+            if of == "ref"
+            else f"lower trainer.{of}.optimizer_config.lr and start from an export before that"
+        )
         raise RunFailed(
-            f"the {of}'s {said} of {broken} of {int(trained_T.sum())} sampled tokens are not numbers: its weights "
-            f"are broken, by the last update or from the start; lower trainer.{of}.optimizer_config.lr and start "
-            f"from an export before that"
+            f"the {'reference' if of == 'ref' else of}'s {said} of {broken} of {int(trained_T.sum())} sampled tokens "
+            f"are not numbers: its weights are broken, by the last update or from the start; {mend}"
         )
     return values_T
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,19 @@ UNKNOWN_VERSION = -1
 
 class UnknownVersion(RunFailed):
     """A sample came without the weight version of its tokens; it must not be trained on."""
+
+
+def require_versions(trajectories: Iterable[Trajectory]) -> None:
+    """Raises UnknownVersion for a token that would be trained on and does not say which weights sampled it, as a
+    generator of one's own may leave it."""
+    for t in trajectories:
+        unknown = int(((t.loss_mask > 0) & (t.weight_versions <= UNKNOWN_VERSION)).sum())
+        if unknown:
+            raise UnknownVersion(
+                f"prompt {t.id.uid}, sample {t.id.repetition}: {unknown} of {int((t.loss_mask > 0).sum())} tokens that "
+                f"would be trained on are of an unknown version: the generator must set weight_versions to what the "
+                f"server said of each sampled token, or loss_mask to 0"
+            )
 
 
 class TrajectoryDraft:

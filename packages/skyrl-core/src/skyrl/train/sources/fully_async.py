@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.train.algorithms.dynamic_sampling import is_useful
+from skyrl.train.generator.draft import require_versions
 from skyrl.train.generator.drops import NothingLeft
 from skyrl.train.generator.trajectory import Trajectory, TrajectoryID
 from skyrl.train.sources import staleness
@@ -45,6 +46,7 @@ class FullyAsync(RolloutSource):
         self._running: dict[asyncio.Task[list[Trajectory]], Ticket] = {}
         self._ready: list[Group] = []
         self._failure: BaseException | None = None
+        self._ends = False
         self._changed = asyncio.Event()
         self._step = self._num_trained = self._num_dropped = self._num_too_old = self._num_unscored_in_a_row = 0
         self._metrics: dict[str, float] = {}
@@ -99,6 +101,7 @@ class FullyAsync(RolloutSource):
         self.tickets.load(state.get("open_prompts", []))
 
     async def close(self) -> None:
+        self._ends = True  # a group that ends now begins no other
         await end(self._running, name="the groups on their way")
 
     # Making groups
@@ -123,22 +126,32 @@ class FullyAsync(RolloutSource):
 
     def _ended(self, task: asyncio.Task[list[Trajectory]]) -> None:
         ticket = self._running.pop(task)
-        if task.cancelled():
+        if self._ends or task.cancelled():
             return
-        if (error := task.exception()) is None:
-            self._num_unscored_in_a_row = 0
-            self._accept(ticket, task.result())
-        elif isinstance(error, NothingLeft) and self._num_unscored_in_a_row + 1 < self.groups_per_step:
-            self._num_unscored_in_a_row += 1
-            self._num_dropped += 1
-            self.tickets.used(ticket)
-        else:
+        try:
+            self._settle(ticket, task)
+            self._begin_more()
+        except Exception as error:  # raised here it would reach the event loop's log, and nobody who waits
             self._failure = self._failure or error
-        self._begin_more()
         self.patience.moved()
         self._changed.set()
 
+    def _settle(self, ticket: Ticket, task: asyncio.Task[list[Trajectory]]) -> None:
+        """Keeps or drops what the task made; raises what it raised."""
+        try:
+            trajectories = task.result()
+        except NothingLeft:
+            self._num_unscored_in_a_row += 1
+            if self._num_unscored_in_a_row >= self.groups_per_step:
+                raise
+            self._num_dropped += 1
+            self.tickets.used(ticket)
+        else:
+            self._num_unscored_in_a_row = 0
+            self._accept(ticket, trajectories)
+
     def _accept(self, ticket: Ticket, trajectories: list[Trajectory]) -> None:
+        require_versions(trajectories)  # staleness follows from them
         if self.settings.sample_full_batch and not is_useful(
             trajectories, tolerance=self.algorithm.zero_variance_filter_tol
         ):
