@@ -115,6 +115,16 @@ async def test_where_no_sample_is_left_the_run_ends_with_the_first_reason(genera
         await generate(generator("drop"), task("5", "always"), n=2)
 
 
+async def test_a_step_that_is_reported_meanwhile_takes_no_reason_away(generator):
+    dropping, counted = generator("drop"), []
+    with pytest.raises(RunFailed, match=r"all 2 samples were left out .* the judge is away"):
+        await dropping.generate(
+            [task("5", "always")], n_samples=2, sampling=dropping.train_sampling, step=1, phase="train",
+            on_progress=lambda done, total: counted.append(dropping.metrics("train")),
+        )  # fmt: skip
+    assert counted == [{"generate/num_dropped_samples": 1.0}] * 2
+
+
 async def test_a_begin_that_is_longer_than_the_context_is_named(generator, monkeypatch):
     monkeypatch.setattr(FaultyEnv, "init", lambda self, prompt: ([{"role": "user", "content": "x" * 61}], {}))
     with pytest.raises(EnvironmentFailed, match=r"began prompt 4, sample \d with 61 tokens, more than .*length=60"):

@@ -30,6 +30,12 @@ def test_every_public_key_reaches_the_request():
     )
 
 
+def test_one_stop_alone_is_a_list_of_one():
+    params = SamplingParams(additional_kwargs={"stop_strings": "</a>", "stop_token_ids": 5})
+    sampling = to_sampling(params, key="k")
+    assert (sampling.stop_strings, sampling.stop_token_ids) == (("</a>",), (5,))
+
+
 @pytest.mark.parametrize("name", ["best_of", "seed", "max_tokens"])
 def test_an_unknown_additional_key_is_refused_with_the_known_ones(name):
     params = SamplingParams(additional_kwargs={name: 1})

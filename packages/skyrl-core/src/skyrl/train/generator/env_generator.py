@@ -11,7 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from skyrl.train.environments import EnvironmentFailed, EnvironmentThreads, Epis
 from skyrl.train.generator.chat import ChatFormat, Tokenizer
 from skyrl.train.generator.concurrency import Slots, all_of
 from skyrl.train.generator.draft import TrajectoryDraft
-from skyrl.train.generator.drops import Drops
+from skyrl.train.generator.drops import Drops, require_some
 from skyrl.train.generator.sampling import logprob_mode, to_sampling
 from skyrl.train.generator.trajectory import PromptTask, Trajectory
 from skyrl.train.rollouts.members import server_urls
@@ -57,13 +57,14 @@ class SamplingPool(Protocol):
 
 @dataclass(frozen=True)
 class _Round:
-    """What is the same for every trajectory of one `generate` call."""
+    """What is the same for every trajectory of one `generate` call; `reasons` grows by each sample that is left out."""
 
     sampling: Sampling
     mode: LogprobMode
     step: int
     phase: str
     min_version: int
+    reasons: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -133,7 +134,7 @@ class EnvGenerator:
 
         groups = await all_of([self.roll_out(task, n_samples, round_, one_more) for task in tasks])
         trajectories = [trajectory for group in groups for trajectory in group]
-        self.drops.require_some(len(trajectories), total, phase)
+        require_some(len(trajectories), total, round_.reasons)
         return trajectories
 
     def metrics(self, phase: str) -> dict[str, float]:
@@ -146,7 +147,7 @@ class EnvGenerator:
         """The n trajectories of one prompt, in order of repetition, but for those that are left out."""
 
         def guarded(work: Coroutine[Any, Any, R]) -> Coroutine[Any, Any, R | None]:
-            return self.drops.guard(work, round_.phase, on_done)
+            return self.drops.guard(work, round_.phase, round_.reasons, on_done)
 
         rollouts: list[_Rollout] = []
         try:

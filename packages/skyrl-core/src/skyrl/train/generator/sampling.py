@@ -31,7 +31,9 @@ def to_sampling(params: Any, *, key: str) -> Sampling:
         "stop_strings": tuple(params.stop or ()),
     } | extra
     for name in ("stop_strings", "stop_token_ids"):
-        values[name] = tuple(values.get(name, ()))
+        given = values.get(name, ())
+        # one alone is a list of one: a text would fall apart into its characters
+        values[name] = (given,) if isinstance(given, str | int) else tuple(given)
     return Sampling(**values)
 
 
