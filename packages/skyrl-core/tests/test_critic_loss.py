@@ -44,6 +44,16 @@ def test_a_value_that_moved_too_far_has_the_error_of_where_it_may_be():
     assert metrics["critic/values_clipfrac"] == pytest.approx(0.5)
 
 
+def test_a_value_inside_its_bounds_is_never_counted_as_clipped():
+    """Whatever its last bit: up to 0.15 from the old value, with errors on both sides."""
+    generator = torch.Generator().manual_seed(0)
+    old = (0.1 * torch.rand(2000, generator=generator)).tolist()
+    moved = (0.15 * torch.rand(2000, dtype=torch.float64, generator=generator)).tolist()
+    values, returns = [v + m for v, m in zip(old, moved, strict=True)], [(-1.0) ** i for i in range(2000)]
+    _, _, metrics = loss_of(values, old=old, returns=returns, masks=[[1] * len(old)], value_clip=0.2)
+    assert metrics["critic/values_clipfrac"] == 0
+
+
 @pytest.mark.parametrize("value_clip", [None, 5.0])
 def test_without_a_bound_that_is_met_every_error_counts_in_full(value_clip):
     loss, _, metrics = loss_of([0.9], old=[0.0], returns=[1.0], masks=[[1]], value_clip=value_clip)

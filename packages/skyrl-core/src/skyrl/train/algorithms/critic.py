@@ -38,7 +38,8 @@ def critic_loss(
     plain_T = (values_T - returns_T).square()
     error_T, clipped_T = plain_T, torch.zeros_like(trained_T)
     if algorithm.value_clip is not None:
-        near_T = old_T + (values_T - old_T).clamp(-algorithm.value_clip, algorithm.value_clip)
+        # and not old + clamp(new - old), which rounds a value that stays inside to another, and counts it as clipped
+        near_T = values_T.clamp(old_T - algorithm.value_clip, old_T + algorithm.value_clip)
         bounded_T = (near_T - returns_T).square()
         error_T, clipped_T = torch.maximum(plain_T, bounded_T), bounded_T > plain_T
     loss = 0.5 * (error_T * micro.require("loss_weights_T").to(dtype)).sum()
