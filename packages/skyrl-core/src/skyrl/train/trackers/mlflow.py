@@ -16,7 +16,9 @@ class MlflowTracker:
         try:
             import mlflow
         except ImportError:
-            raise ValueError("trainer.logger=mlflow needs the mlflow client: install it, or use tensorboard") from None
+            raise ValueError(
+                "trainer.logger=mlflow needs the mlflow client: install skyrl-core[mlflow], or use tensorboard"
+            ) from None
         self._metric = mlflow.entities.Metric
         # the client and not the module's functions: these keep their run per thread
         self._client = mlflow.MlflowClient()

@@ -14,7 +14,9 @@ class WandbTracker:
         try:
             import wandb
         except ImportError:
-            raise ValueError("trainer.logger=wandb needs the wandb client: install it, or use tensorboard") from None
+            raise ValueError(
+                "trainer.logger=wandb needs the wandb client: install skyrl-core[wandb], or use tensorboard"
+            ) from None
         log_folder.mkdir(parents=True, exist_ok=True)
         self._table = wandb.Table
         self._run = wandb.init(
