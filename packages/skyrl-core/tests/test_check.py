@@ -89,6 +89,26 @@ def test_prompts_that_are_not_here_leave_the_steps_unknown() -> None:
     assert any(line.startswith("  steps per epoch: unknown") for line in lines("data.train_data=['/nowhere.parquet']"))
 
 
+def test_what_would_stop_a_run_here_is_told(tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"prompt": "x"}\n' * 3)
+    batch = ("trainer.train_batch_size=8", "trainer.policy_mini_batch_size=8")
+    found = lines(f"data.train_data={few}", f"data.val_data={tmp_path}/no.jsonl", "environment.env_class=gsm9k", *batch)
+    stops = found[found.index("what a run on this machine would stop at") + 1 : -1]
+    assert stops[0] == f"  data.val_data: no such file: {tmp_path}/no.jsonl"
+    assert stops[1] == "  data.train_data has 3 rows, trainer.train_batch_size=8 needs at least as many"
+    assert stops[2].startswith("  environment.env_class: unknown environment 'gsm9k'") and len(stops) == 3
+
+
+def test_a_run_that_could_start_here_is_told_nothing_of_the_kind() -> None:
+    assert "what a run on this machine would stop at" not in lines(f"@{QUICKSTART / 'embedded.yaml'}")
+
+
+def test_epochs_that_end_before_the_limit_of_steps_are_told() -> None:
+    found = lines(f"@{QUICKSTART / 'embedded.yaml'}", "trainer.max_training_steps=200")
+    assert "  the run: 112 steps, where trainer.epochs=4 end" in found
+
+
 def test_a_model_that_is_not_here_has_no_estimate() -> None:
     found = lines("trainer.policy.model.path=owner/name", "trainer.algorithm.use_kl_loss=false")
     assert f"  a policy worker: {check.UNKNOWN}" in found and f"  a server: {check.UNKNOWN}" in found

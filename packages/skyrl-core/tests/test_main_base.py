@@ -137,11 +137,13 @@ def test_a_run_leaves_its_table_nothing_running_and_a_configuration_that_runs_ag
     ],
 )
 def test_ctrl_c_ends_everything_in_every_phase(tmp_path: Path, phase: str, number: signal.Signals, code: int) -> None:
-    run = Run(tmp_path, *EMBEDDED, "trainer.max_training_steps=500", "trainer.epochs=100")
+    run = Run(tmp_path, *EMBEDDED, "trainer.max_training_steps=500", "trainer.epochs=100", "trainer.ckpt_interval=2")
     run.wait_for(phase)
     run.process.send_signal(number)
     assert run.code(60) == code, run.output
     assert "Traceback" not in run.output
+    goes_on = "/ckpts/global_step_2; trainer.resume_mode=latest goes on from it" in run.output
+    assert goes_on == (phase == "step 3/"), run.output
     assert run.left_running() == []
 
 

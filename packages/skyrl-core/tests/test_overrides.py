@@ -162,6 +162,7 @@ def test_every_problem_is_told_at_once() -> None:
     [
         ("trainer.lr", "trainer.policy.optimizer_config.lr"),
         ("generator.inference_engine_expert_parallel_size", "generator.inference_engine.expert_parallel_size"),
+        ("lr", "trainer.policy.optimizer_config.lr"),
         ("trainer.optimizer_config.lr", "trainer.policy.optimizer_config.lr"),
     ],
 )

@@ -6,6 +6,7 @@ It knows no engine and no optimizer: rollouts come from a `RolloutService` over 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,9 @@ class RayPPOTrainer:
                 await self.train_step(step)
         except PromptsUsedUp:
             await self.end_early()
+        except BaseException:
+            self.tell_where_to_go_on()
+            raise
         finally:
             await self.source.close()
         self.progress.waiting_for("the end of the run")
@@ -327,6 +331,12 @@ class RayPPOTrainer:
         self.result.last_step = state["global_step"]
         self.progress.resume_at(state["global_step"], self.total_steps)
         return state["global_step"]
+
+    def tell_where_to_go_on(self) -> None:
+        """The newest checkpoint that this run made, on the way out of whatever cut the run off."""
+        if (newest := self.result.files.get("checkpoint")) is not None:
+            with contextlib.suppress(OSError):  # of a terminal that is gone: what ended the run matters more
+                self.progress.note(f"newest checkpoint: {newest}; trainer.resume_mode=latest goes on from it")
 
     async def save_checkpoint(self, step: int) -> None:
         self.progress.waiting_for(f"the checkpoint of step {step}")

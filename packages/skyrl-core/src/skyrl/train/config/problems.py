@@ -22,10 +22,11 @@ class ConfigError(ValueError):
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` most likely meant; None where nothing is close.
 
-    The last words count twice as much as the whole paths, which share their sections anyway.
+    The last words count twice as much as the whole paths, which share their sections anyway; an equal last word is
+    close whatever stands before it.
     """
     score, found = max(((_likeness(name, other), other) for other in known), default=(0.0, None))
-    return found if score >= CLOSE else None
+    return found if found is not None and (score >= CLOSE or _last(name) == _last(found)) else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -43,5 +44,9 @@ def listed(name: str, known: Iterable[str]) -> str:
 
 def _likeness(name: str, other: str) -> float:
     """0 to 1."""
-    words = difflib.SequenceMatcher(None, name.rsplit(".", 1)[-1], other.rsplit(".", 1)[-1]).ratio()
+    words = difflib.SequenceMatcher(None, _last(name), _last(other)).ratio()
     return (2 * words + difflib.SequenceMatcher(None, name, other).ratio()) / 3
+
+
+def _last(name: str) -> str:
+    return name.rsplit(".", 1)[-1]

@@ -9,7 +9,9 @@ from typing import Any
 
 from skyrl.train.backends import BackendPlugin
 from skyrl.train.config import schema
+from skyrl.train.data.files import READERS
 from skyrl.train.display import memory
+from skyrl.train.environments import registry
 from skyrl.train.launch.device import device_of, server_dtype
 from skyrl.train.policy.roles import num_workers, roles_of
 
@@ -31,7 +33,30 @@ def report(cfg: Any, plugin: BackendPlugin, key_lines: Sequence[str]) -> Iterato
     yield from _indented(batches(cfg))
     yield "memory, estimated from the sizes of the large tensors"
     yield from _indented(memories(cfg, plugin))
+    if stops := list(missing(cfg)):
+        yield "what a run on this machine would stop at"
+        yield from _indented(stops)
     yield "nothing was started"
+
+
+def missing(cfg: Any) -> Iterator[str]:
+    """Data and environments that are not here. A report and no refusal: a run elsewhere, or the script of one's own that
+    starts it, may have them."""
+    trains = cfg.trainer.mode != "generate"
+    evaluates = not trains or cfg.trainer.eval_interval > 0 or cfg.trainer.eval_before_train
+    for key, is_read in (("train_data", trains), ("val_data", evaluates)):
+        for source in (getattr(cfg.data, key) or ()) if is_read else ():
+            path = Path(source).expanduser()
+            if path.suffix in READERS and not path.is_file():
+                yield f"data.{key}: no such file: {path}"
+    rows, train = num_rows(cfg.data.train_data) if trains else None, cfg.trainer.train_batch_size
+    if rows is not None and rows < train:
+        yield f"data.train_data has {rows} rows, trainer.train_batch_size={train} needs at least as many"
+    if cfg.environment.reward is None:
+        try:
+            registry.require([cfg.environment.env_class])
+        except ValueError as unknown:
+            yield f"environment.env_class: {unknown}"
 
 
 def differing(cfg: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -67,13 +92,13 @@ def batches(cfg: Any) -> Iterator[str]:
         yield "steps per epoch: unknown, the training prompts are not in files of this machine"
         return
     steps = rows // train
-    total = trainer.epochs * steps
-    if trainer.max_training_steps is not None:
-        total = min(total, trainer.max_training_steps)
+    total, limit = trainer.epochs * steps, trainer.max_training_steps
+    cut = f", where trainer.epochs={trainer.epochs} end" if limit is not None and limit > total else ""
+    total = total if limit is None else min(total, limit)
     yield (
         f"an epoch: {rows} rows, {steps} steps (fewer where prompts are longer than {trainer.max_prompt_length} tokens)"
     )
-    yield f"the run: {total} steps"
+    yield f"the run: {total} steps{cut}"
 
 
 def num_rows(sources: Sequence[str]) -> int | None:

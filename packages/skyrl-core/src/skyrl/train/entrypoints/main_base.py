@@ -147,7 +147,9 @@ class BasePPOExp:
         from skyrl.train.launch.server import end_all
         from skyrl.train.trainer import training_steps
 
-        total_steps = training_steps(self.cfg, len(loader))
+        total_steps, limit = training_steps(self.cfg, len(loader)), self.cfg.trainer.max_training_steps
+        if limit is not None and total_steps < limit:
+            log.info("trainer.epochs=%d end after %d steps, before %d", self.cfg.trainer.epochs, total_steps, limit)
         async with AsyncExitStack() as stack:
             stack.callback(end_all)  # entered first: it ends what an interrupted start left behind
             trackers = self.get_trackers()
