@@ -40,8 +40,8 @@ def report(cfg: Any, plugin: BackendPlugin, key_lines: Sequence[str]) -> Iterato
 
 
 def missing(cfg: Any) -> Iterator[str]:
-    """Data and environments that are not here. A report and no refusal: a run elsewhere, or the script of one's own that
-    starts it, may have them."""
+    """Data and environments that are not here: reported, not refused, as a run elsewhere or a script of one's own may
+    have them."""
     trains = cfg.trainer.mode != "generate"
     evaluates = not trains or cfg.trainer.eval_interval > 0 or cfg.trainer.eval_before_train
     for key, is_read in (("train_data", trains), ("val_data", evaluates)):

@@ -29,6 +29,8 @@ from skyrl.train.launch.device import device_of, server_dtype
 log = logging.getLogger(__name__)
 
 PARENT_FD = "SKYRL_PARENT_FD"
+# Characters of the server's latest line that a progress line has room for.
+SHOWN = 60
 PORT_TRIES = 5
 POLL_S = 0.25
 STOP_GRACE_S = 15.0
@@ -244,7 +246,8 @@ class ServerProcess:
     def _doing(self) -> str:
         """The server's latest line, short enough for a progress line."""
         lines = [line.strip() for line in self.last_lines(5) if line.strip()]
-        return lines[-1][-60:] if lines else "loading"
+        latest = lines[-1] if lines else "loading"
+        return latest if len(latest) <= SHOWN else f"... {latest[-SHOWN:]}"
 
 
 def free_port() -> int:
