@@ -156,6 +156,20 @@ class TestOnePair:
             group.update(scored(random_minibatch(3)), spec(config_of(model, "regularr")))
 
 
+def test_a_ray_that_was_started_for_a_smaller_run_is_started_anew():
+    def cores(workers):
+        trainer = {"placement": {"policy_num_gpus_per_node": workers}, "algorithm": {"use_kl_loss": True}}
+        ray_group.start_ray(SkyRLTrainConfig.model_validate({"trainer": trainer}))
+        return ray.cluster_resources()["CPU"]
+
+    ray.shutdown()
+    few = cores(1)
+    workers = int(few) + 1
+    assert cores(workers) == 2 * workers, "those of the policy and of its reference"
+    assert cores(1) == 2 * workers, "one that is large enough stays"
+    ray_group.leave_ray()
+
+
 def test_a_ray_address_where_nobody_answers_is_told_at_once(two_ranks, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     monkeypatch.setattr(ray_group.ray, "is_initialized", lambda: False)

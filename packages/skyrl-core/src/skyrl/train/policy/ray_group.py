@@ -180,6 +180,7 @@ class _Placement:
     """The bundles that ranks run in. Roles that share their devices share them."""
 
     _shared: dict[tuple[int, int], _Placement] = {}
+    open = 0
 
     def __init__(self, nodes: int, per_node: int, device: str, roles: int) -> None:
         self._per_node, self._users = per_node, 0
@@ -203,6 +204,7 @@ class _Placement:
             placement = cls._shared.get(shape) or cls(nodes, per_node, device, roles=len(sharing))
             cls._shared[shape] = placement
         placement._users += 1
+        cls.open += 1
         return placement
 
     def actor(self, rank: int, environ: dict[str, str], world_size: int) -> Any:
@@ -223,6 +225,7 @@ class _Placement:
 
     def give_back(self) -> None:
         self._users -= 1
+        _Placement.open -= 1
         if self._users == 0:
             for shape in [s for s, p in self._shared.items() if p is self]:
                 del self._shared[shape]
@@ -236,8 +239,11 @@ def start_ray(cfg: Any) -> None:
     a thread that may end before the process calls `leave_ray` first.
     """
     global _joined_here
+    ranks = sum(num_workers(cfg, role) for role in roles_of(cfg))
     if ray.is_initialized():
-        return
+        if not _too_small(ranks):
+            return
+        leave_ray()
     _joined_here = True
     if UV_ENVIRONMENTS not in os.environ:
         # Under `uv run` Ray would make an environment anew for every job and start each worker through `uv run`. The
@@ -248,7 +254,6 @@ def start_ray(cfg: Any) -> None:
         require_answer(address)
         ray.init(log_to_driver=False)
         return
-    ranks = sum(num_workers(cfg, role) for role in roles_of(cfg))
     # ranks without a GPU share cores when there are fewer cores than ranks
     try:
         ray.init(address="local", num_cpus=max(os.cpu_count() or 1, ranks), **quiet)
@@ -257,6 +262,12 @@ def start_ray(cfg: Any) -> None:
             f"Ray, which starts the {ranks} workers, did not start on this machine ({error}): its processes' logs are "
             f"in session_latest/logs of its temporary folder, /tmp/ray unless $RAY_TMPDIR is set"
         ) from error
+
+
+def _too_small(ranks: int) -> bool:
+    """Whether Ray was started here for a smaller run, whose workers have ended: new ones would wait for its cores."""
+    ours = _joined_here and not os.environ.get("RAY_ADDRESS") and _Placement.open == 0
+    return ours and ray.cluster_resources().get("CPU", 0.0) < ranks
 
 
 def leave_ray() -> None:
