@@ -15,6 +15,7 @@ from skyrl.train.algorithms.policy_losses import POLICY_LOSSES
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
+pytestmark = pytest.mark.ci
 QUICKSTART = Path(skyrl.train.quickstart.__file__).parent
 A = "trainer.algorithm"
 

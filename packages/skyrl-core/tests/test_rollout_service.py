@@ -26,6 +26,7 @@ from skyrl_rollout.reference.process import ReferenceServer
 from skyrl_rollout.tokens import LogprobMode, Sampling
 from skyrl_rollout.weights.publisher import PublishReport, PublishTarget
 
+pytestmark = pytest.mark.ci
 TINY_MODEL = Path(skyrl.train.quickstart.__file__).parent / "tiny_model"
 SLOW = ("--token-delay-ms", "20")
 
@@ -157,7 +158,6 @@ async def test_a_server_of_another_model_is_refused_with_the_tensors_that_differ
     other.close()
 
 
-@pytest.mark.ci
 async def test_a_dead_endpoint_is_named_within_ten_seconds():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -269,7 +269,6 @@ async def test_a_version_is_published_once_though_the_server_that_had_it_restart
         await service.close()
 
 
-@pytest.mark.ci
 async def test_the_run_goes_on_without_a_lost_server_says_so_and_takes_it_back(checkpoint, caplog, monkeypatch):
     monkeypatch.setattr("skyrl_rollout.weights.publisher.AWAY_S", 0.5)
     with reference_server() as one, reference_server() as two:
@@ -294,7 +293,6 @@ async def test_the_run_goes_on_without_a_lost_server_says_so_and_takes_it_back(c
         await service.close()
 
 
-@pytest.mark.ci
 async def test_servers_join_and_leave_with_the_file_that_names_them(checkpoint, tmp_path, caplog):
     named = tmp_path / "servers.txt"
     with reference_server() as one, reference_server() as two, ReferenceServer() as other_model:
@@ -318,7 +316,6 @@ async def test_servers_join_and_leave_with_the_file_that_names_them(checkpoint, 
         await service.close()
 
 
-@pytest.mark.ci
 async def test_a_trainer_that_was_replaced_cannot_take_a_server_back_by_its_restart(checkpoint):
     with reference_server() as one, reference_server() as two:
         zombie = await RolloutService.open(config(one.url, two.url), TINY_MODEL)

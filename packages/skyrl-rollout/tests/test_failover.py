@@ -15,6 +15,7 @@ from skyrl_rollout.tokens import LogprobMode, Sampling
 from skyrl_rollout.weights.manifest import TensorLayout
 from skyrl_rollout.weights.publisher import PublishTarget, WeightPublisher
 
+pytestmark = pytest.mark.ci
 RAW = LogprobMode.RAW
 LONG = Sampling(max_tokens=250, min_tokens=180, seed=7)  # some end by themselves, after the loss
 SLOW = ("--token-delay-ms", "3")
@@ -72,10 +73,7 @@ def assert_equal(ours, theirs):
             assert x.spans == y.spans and sum(s.length for s in x.spans) == len(x.token_ids) == len(x.weight_versions)
 
 
-ci = pytest.mark.ci
-
-
-@pytest.mark.parametrize("lose", ["SIGKILL", pytest.param("SIGSTOP", marks=ci), pytest.param("SIGTERM", marks=ci)])
+@pytest.mark.parametrize("lose", ["SIGKILL", "SIGSTOP", "SIGTERM"])
 async def test_a_lost_replica_costs_no_token_that_had_arrived(survivor, doomed, lose):
     whole = await undisturbed(survivor)
     generations, made = await lost_on_the_way(
@@ -121,7 +119,6 @@ async def test_a_sample_that_had_finished_is_not_made_again(survivor, doomed):
     assert made == sum(lengths) - finished - generation.num_kept_tokens
 
 
-@ci
 async def test_what_cannot_be_continued_exactly_is_made_again_whole(survivor, doomed):
     sampling = Sampling(max_tokens=200, seed=7, ignore_eos=True, frequency_penalty=0.5)
     whole = await undisturbed(survivor, sampling)
@@ -131,7 +128,6 @@ async def test_what_cannot_be_continued_exactly_is_made_again_whole(survivor, do
     assert all(g.num_moves == 0 and len(s.instance_ids) == 1 for g in generations for s in g.samples)
 
 
-@ci
 async def test_a_repetition_penalty_counts_the_prompt_too_so_the_sample_goes_on(survivor, doomed):
     sampling = Sampling(max_tokens=200, seed=7, ignore_eos=True, repetition_penalty=1.3)
     whole = await undisturbed(survivor, sampling)
@@ -154,7 +150,6 @@ async def test_a_request_without_a_seed_goes_on_under_the_one_that_the_lost_serv
     assert_equal([moved], [again])
 
 
-@ci
 async def test_the_only_server_restarted_on_its_port_goes_on_with_what_the_last_one_made():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -170,7 +165,6 @@ async def test_the_only_server_restarted_on_its_port_goes_on_with_what_the_last_
     assert all(g.num_moves >= 3 and g.num_kept_tokens > 0 for g in generations)
 
 
-@ci
 async def test_a_replica_that_leaves_hands_its_work_over(survivor, doomed):
     whole = await undisturbed(survivor)
     async with await RolloutPool.connect([doomed.url, survivor.url]) as pool:

@@ -12,6 +12,7 @@ from skyrl_rollout.reference.sampling import draw_shaped, uniforms
 from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling
 
 RAW, TEMPERATURE, SAMPLING = LogprobMode.RAW, LogprobMode.TEMPERATURE, LogprobMode.SAMPLING
+pytestmark = pytest.mark.ci
 GREEDY = Sampling(max_tokens=24, temperature=0.0, ignore_eos=True)
 FREE = Sampling(max_tokens=24, seed=7, ignore_eos=True)
 
@@ -29,7 +30,6 @@ def ids(sample) -> list[int]:
     return sample.token_ids.tolist()
 
 
-@pytest.mark.ci
 async def test_greedy_tokens_are_those_of_generate_for_32_prompts_of_mixed_lengths(client, teacher):
     prompts = teacher.prompts(32)
     samples = await together(client, prompts, GREEDY)

@@ -21,6 +21,7 @@ from skyrl_rollout.server.engine import (
 from skyrl_rollout.tokens import FinishReason, LogprobMode, Sampling
 from skyrl_rollout.weights.manifest import TensorLayout
 
+pytestmark = pytest.mark.ci
 RAW = LogprobMode.RAW
 LONG = Sampling(max_tokens=100, seed=11, ignore_eos=True)
 numbers = itertools.count()
