@@ -173,6 +173,7 @@ def test_a_tracker_without_its_client_says_what_to_install(tmp_path: Path, monke
 
 @pytest.mark.ci
 def test_mlflow_gets_numbers_tables_tags_and_the_end_in_a_local_store(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # its artifacts go below the folder that it is started in
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     trackers = open_trackers(cfg(["mlflow"], run_name="r", tags=["first"]), tmp_path)
     trackers.table("trajectories/train", ROWS, 1)
