@@ -5,6 +5,7 @@ Runs in the server's environment and answers what `benches.seam` asks: generate 
 
 import argparse
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -80,6 +81,8 @@ def main() -> None:
         max_num_seqs=options.max_num_seqs,
     )  # fmt: skip
     llm = start(settings)
+    gc.collect()
+    gc.freeze()  # as arctic-serve and vLLM's own server do
 
     async def answer(question: dict[str, Any]) -> dict[str, float]:
         return await generate(llm, **question)

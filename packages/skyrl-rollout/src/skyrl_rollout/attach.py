@@ -44,10 +44,14 @@ class AttachedStream:
     where `patience` lets it."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, caller: Caller, request: generation_pb2.GenerateRequest, patience: Patience
+        self,
+        rollout: generation_pb2_grpc.RolloutServiceStub,
+        engine: control_pb2_grpc.EngineServiceStub,
+        caller: Caller,
+        request: generation_pb2.GenerateRequest,
+        patience: Patience,
     ) -> None:
-        self._generate = generation_pb2_grpc.RolloutServiceStub(channel).Generate
-        self._get_info = control_pb2_grpc.EngineServiceStub(channel).GetServerInfo
+        self._generate, self._get_info = rollout.Generate, engine.GetServerInfo
         self._caller = caller
         self._request = request
         self._patience = patience

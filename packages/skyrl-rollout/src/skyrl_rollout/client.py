@@ -185,7 +185,7 @@ class RolloutClient:
         return [response async for response in self._rollout.Score(request, **call)]
 
     async def _run(self, request: generation_pb2.GenerateRequest, patience: Patience) -> AsyncGenerator[Event, None]:
-        stream = AttachedStream(self._channel, self._caller, request, patience)
+        stream = AttachedStream(self._rollout, self._engine, self._caller, request, patience)
         try:
             async with aclosing(stream.events()) as events:
                 async for event in events:
