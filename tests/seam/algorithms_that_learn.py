@@ -44,9 +44,6 @@ RUNS: dict[str, tuple[str, ...]] = {
 }
 """What each run has besides the embedded run's keys."""
 
-WRONG_SIGN = ("grpo", "gae + critic", "cispo")
-"""The runs that are repeated with the sign of every advantage turned round: one of each kind of gradient."""
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -85,12 +82,11 @@ def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for index, name in enumerate(names or RUNS):
             found = measure(Path(folder) / str(index), name)
-            wrong = ""
-            if name in WRONG_SIGN:
-                wrong = f"{measure(Path(folder) / f'{index}-wrong', name, wrong_sign=True).lift:+.3f}"
+            wrong = measure(Path(folder) / f"{index}-wrong", name, wrong_sign=True)
             overrides = " ".join(f"`{each}`" for each in RUNS[name]).replace(str(TINY_MODEL), ".../tiny_model")
             overrides = overrides.replace(f"`{A}.", "`").replace("`trainer.", "`")
-            row = (name, overrides, f"{found.before:.3f}", f"{found.last_ten:.3f}", f"{found.lift:+.3f}", wrong)
+            lifts = (f"{found.lift:+.3f}", f"{wrong.lift:+.3f}")
+            row = (name, overrides, f"{found.before:.3f}", f"{found.last_ten:.3f}", *lifts)
             print("| " + " | ".join(row) + " |", flush=True)
 
 

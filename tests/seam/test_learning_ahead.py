@@ -8,9 +8,18 @@ import pytest
 from training_run import ROOT, TrainingRun, mean
 
 EXAMPLES = ROOT / "packages/skyrl-core/examples"
+ASYNC = (f"@{EXAMPLES / 'fully_async.yaml'}",)
+ONE_STEP_OFF = ("trainer.mode=one_step_off", "generator.inference_engine.backend=transformers")
+ADAPTER = (
+    "trainer.policy.model.lora.rank=16",
+    "trainer.policy.model.lora.alpha=32",
+    "trainer.policy.optimizer_config.lr=3e-3",
+)
 MODES = {
-    "fully_async": (f"@{EXAMPLES / 'fully_async.yaml'}",),
-    "one_step_off": ("trainer.mode=one_step_off", "generator.inference_engine.backend=transformers"),
+    "fully_async": ASYNC,
+    "one_step_off": ONE_STEP_OFF,
+    "fully_async, lora": (*ASYNC, *ADAPTER),
+    "one_step_off, lora": (*ONE_STEP_OFF, *ADAPTER),
 }
 
 
@@ -27,6 +36,6 @@ def test_rollouts_ahead_of_training_lift_the_reward(tmp_path: Path, mode: str) -
     rewards = run.rewards()
     assert len(rewards) == 60
     assert mean(rewards[-10:]) >= before + 0.2, f"before {before:.3f}, last ten {mean(rewards[-10:]):.3f}"
-    if mode == "fully_async":
+    if mode.startswith("fully_async"):
         stale = [row["async/staleness_max"] for row in run.steps().values()]
         assert 0 < max(stale) <= 2

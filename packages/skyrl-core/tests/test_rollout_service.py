@@ -316,6 +316,21 @@ async def test_servers_join_and_leave_with_the_file_that_names_them(checkpoint, 
         await service.close()
 
 
+async def test_a_server_that_starts_after_the_file_named_it_joins_without_a_new_file(checkpoint, tmp_path, caplog):
+    named = tmp_path / "servers.txt"
+    with reference_server() as one:
+        with reference_server() as two:
+            address = listen_of(two)
+        named.write_text(f"{one.url}\n")
+        service = await RolloutService.open(config(f"file://{named}"), TINY_MODEL)
+        await service.publish(checkpoint, step=0)
+        named.write_text(f"{one.url}\n{two.url}\n")
+        await until(lambda: f"{two.url} is in the file of rollout servers and did not join" in caplog.text)
+        with ReferenceServer("--model", str(TINY_MODEL), listen=address):
+            await until(lambda: [r.version for r in service.pool.replicas] == [1, 1])
+        await service.close()
+
+
 async def test_a_trainer_that_was_replaced_cannot_take_a_server_back_by_its_restart(checkpoint):
     with reference_server() as one, reference_server() as two:
         zombie = await RolloutService.open(config(one.url, two.url), TINY_MODEL)

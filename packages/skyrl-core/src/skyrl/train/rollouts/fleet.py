@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from skyrl_rollout.calls import Backoff
 from skyrl_rollout.errors import Fenced, RolloutError
 from skyrl_rollout.pool import RolloutPool
 from skyrl_rollout.replicas import Replica
@@ -18,8 +19,9 @@ from skyrl.train.rollouts.members import UrlFile
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-RETRY_S = (2.0, 60.0)  # between two tries to bring back one server: at first, at most
+RETRY_S = (2.0, 60.0)  # between two tries to win one server: at first, at most
 CONTROL_TIMEOUT_S = 10.0
+JOIN_TIMEOUT_S = 3.0  # nobody else is looked after meanwhile, and it is tried again
 CATCH_UP_TIMEOUT_S = 600.0
 
 
@@ -27,6 +29,26 @@ class CatchesUp(Protocol):
     """What is needed of a `policy.group.PolicyGroup`: its publisher keeps the bytes that were published last."""
 
     def catch_up(self, targets: Sequence[PublishTarget], *, timeout_s: float) -> PublishReport: ...
+
+
+class Tries:
+    """When each server may be tried again after failures, by a key of its own."""
+
+    def __init__(self) -> None:
+        self._waits: dict[str, tuple[float, Backoff]] = {}  # key -> (not before, how the waits grow)
+
+    def is_due(self, key: str) -> bool:
+        return key not in self._waits or time.monotonic() >= self._waits[key][0]
+
+    def failed(self, key: str) -> float:
+        """The seconds until the next try is due."""
+        backoff = self._waits[key][1] if key in self._waits else Backoff(*RETRY_S)
+        wait_s = backoff.next_s()
+        self._waits[key] = (time.monotonic() + wait_s, backoff)
+        return wait_s
+
+    def worked(self, key: str) -> None:
+        self._waits.pop(key, None)
 
 
 class Fleet:
@@ -49,7 +71,7 @@ class Fleet:
         self._url_file, self._needs_adapters = url_file, needs_adapters
         self._model = pool.clients[0].info.model.fingerprint
         self._controlled = {r.url: r.instance_id for r in pool.replicas}
-        self._tries: dict[str, tuple[float, float]] = {}  # url -> (not before, then wait so long)
+        self._catching_up, self._joining = Tries(), Tries()  # by instance id, by url
         self._policy: CatchesUp | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -89,18 +111,21 @@ class Fleet:
 
     async def _bring_back(self, replica: Replica) -> None:
         assert self._policy is not None
-        not_before, wait_s = self._tries.get(replica.url, (0.0, RETRY_S[0]))
-        if time.monotonic() < not_before or not await self._control(replica):
+        instance = replica.instance_id
+        if not self._catching_up.is_due(instance):
+            return
+        if not await self._control(replica):
+            self._catching_up.failed(instance)
             return
         target = PublishTarget(replica.url, self.epoch)
         try:
             report = await asyncio.to_thread(self._policy.catch_up, [target], timeout_s=CATCH_UP_TIMEOUT_S)
             await replica.look(timeout_s=CONTROL_TIMEOUT_S)
         except (RolloutError, ValueError) as error:
-            self._tries[replica.url] = (time.monotonic() + wait_s, min(2 * wait_s, RETRY_S[1]))
+            wait_s = self._catching_up.failed(instance)
             log.warning("%s is STALE and could not catch up (next try in %.0f s): %s", replica.url, wait_s, error)
             return
-        self._tries.pop(replica.url, None)
+        self._catching_up.worked(instance)
         self.num_catch_ups += 1
         log.warning("%s caught up with version %d and serves again", replica.url, report.target_version)
 
@@ -126,19 +151,25 @@ class Fleet:
         return True
 
     async def _follow_file(self) -> None:
-        urls = self._url_file.changed() if self._url_file is not None else None
-        if urls is None:
+        if self._url_file is None:
             return
-        known = {r.url for r in self.pool.replicas}
-        for url in [u for u in urls if u not in known]:
+        written = self._url_file.changed() is not None
+        urls, known = self._url_file.urls, {r.url for r in self.pool.replicas}
+        for url in [u for u in urls if u not in known and (written or self._joining.is_due(u))]:
             try:
-                await self.pool.add(url, timeout_s=CONTROL_TIMEOUT_S)
+                await self.pool.add(url, timeout_s=JOIN_TIMEOUT_S)
             except (RolloutError, ValueError) as error:
-                log.error("%s is in the file of rollout servers and did not join: %s", url, error)
-        leaving = [r.url for r in self.pool.replicas if r.url not in urls]
-        for url in leaving:
+                wait_s = self._joining.failed(url)
+                log.error(
+                    "%s is in the file of rollout servers and did not join (next try in %.0f s): %s", url, wait_s, error
+                )
+            else:
+                self._joining.worked(url)
+        for url in [r.url for r in self.pool.replicas if r.url not in urls]:
             try:
                 await self.pool.remove(url)
             except ValueError as error:
-                log.error("%s stays, though the file of rollout servers names it no longer: %s", url, error)
+                if written:
+                    log.error("%s stays, though the file of rollout servers names it no longer: %s", url, error)
+                continue
             self._controlled.pop(url, None)
