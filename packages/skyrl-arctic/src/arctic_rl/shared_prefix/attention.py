@@ -132,7 +132,8 @@ def _responses_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     p, r, rows = group.prompt, group.responses, _rows(group.response_lens, query.device)
     far, far_lse = kernel.forward(query[:, :, r], key[:, :, p], value[:, :, p], False, scale)
-    near_rows, near_rows_lse = kernel.forward(*(rows.split(t[:, :, r]) for t in (query, key, value)), True, scale)
+    split = [rows.split(t[:, :, r]) for t in (query, key, value)]
+    near_rows, near_rows_lse = kernel.forward(split[0], split[1], split[2], True, scale)
     near, near_lse = rows.join(near_rows), rows.join(near_rows_lse[..., None])[..., 0]
     lse = torch.logaddexp(far_lse, near_lse)
     merged = far * torch.exp(far_lse - lse)[..., None] + near * torch.exp(near_lse - lse)[..., None]
