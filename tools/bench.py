@@ -3,8 +3,9 @@
     uv run tools/bench.py seam             # tokens/s through gRPC over AsyncLLM in-process
     uv run tools/bench.py weights          # a publish over one core's memcpy, phase by phase
     uv run tools/bench.py scale --json     # one client with 4,096 streams on 1 to 64 servers
+    uv run tools/bench.py shared-prefix    # an update with each prompt computed once over separate rows
     uv run tools/bench.py seam --small     # a few seconds, to see that it runs; no bound is judged
-    uv run tools/bench.py seam --record    # also into packages/skyrl-rollout/docs/performance.md
+    uv run tools/bench.py seam --record    # also into packages/skyrl-rollout/docs/performance.md, or the bench's page
 
 Exit code 0: every bound holds; 1: one does not; 2: something that the bench needs is not there.
 """
@@ -17,16 +18,20 @@ import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from benches import scale, seam, weights
+from benches import scale, seam, shared_prefix, weights
 from benches.report import Report, recorded, table
 
 CORES = 2
-PAGE = Path(__file__).parents[1] / "packages/skyrl-rollout/docs/performance.md"
+PACKAGES = Path(__file__).parents[1] / "packages"
+PAGES = {"shared-prefix": PACKAGES / "skyrl-arctic/docs/shared-prefix.md"}
+PAGE = PACKAGES / "skyrl-rollout/docs/performance.md"
+"""Where a bench's table is kept: the page of its own, or this one."""
 
 BENCHES: dict[str, Callable[[bool], Coroutine[None, None, Report]]] = {
     "seam": seam.measure,
     "weights": weights.measure,
     "scale": scale.measure,
+    "shared-prefix": shared_prefix.measure,
 }
 """Name -> what measures it; the argument says whether in small."""
 
@@ -46,7 +51,7 @@ def main() -> int:
     parser.add_argument("name", choices=BENCHES)
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     parser.add_argument("--small", action="store_true", help="few and small rounds; no bound is judged")
-    parser.add_argument("--record", action="store_true", help=f"write the table into {PAGE.name} of skyrl-rollout")
+    parser.add_argument("--record", action="store_true", help="write the table into the bench's page")
     options = parser.parse_args()
     if options.record and options.small:
         parser.error("--record is for runs in full: leave out --small")
@@ -58,7 +63,8 @@ def main() -> int:
         return 2
     print(json.dumps(report.as_dict(), indent=2) if options.json else table(report))
     if options.record:
-        PAGE.write_text(recorded(PAGE.read_text(), report))
+        page = PAGES.get(options.name, PAGE)
+        page.write_text(recorded(page.read_text(), report))
     return 0 if report.holds else 1
 
 

@@ -97,6 +97,19 @@ def test_a_publish_is_measured_whole_and_by_phase() -> None:
 
 
 @pytest.mark.ci
+def test_a_prompt_computed_once_is_measured_against_separate_rows_and_the_prediction() -> None:
+    found = measured("shared-prefix")
+    assert found["64/8/4: measured over predicted"]["at_least"] == 0.9
+    assert found["64/8/4: largest difference of a logprob"]["value"] < 1e-5  # type: ignore[operator]
+    assert found["64/8/4: peak memory, separate rows"]["unit"] == "MiB"
+    assert (
+        found["32/512/4: separate rows are chosen"]["value"]
+        == found["512/128/1: separate rows are chosen"]["value"]
+        == 1
+    )
+
+
+@pytest.mark.ci
 def test_streams_are_counted_by_the_servers_while_they_are_open() -> None:
     found = measured("scale")
     for servers in ("1 server", "2 servers"):

@@ -39,7 +39,8 @@ class Figure:
 @dataclass(frozen=True)
 class Report:
     """All figures of one run. judged: whether the bounds count, which they do at full size only. settings: what was
-    measured, name -> value. versions: beside those of this environment, as `versions_here` gives them."""
+    measured, name -> value. versions: beside those of this environment, as `versions_here` gives them. cases: the same
+    numbers by what was measured, for benches that have a row per case."""
 
     bench: str
     figures: Sequence[Figure]
@@ -48,6 +49,7 @@ class Report:
     versions: Mapping[str, str]
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     machine: str = field(default_factory=lambda: machine())
+    cases: Sequence[Mapping[str, object]] = ()
 
     @property
     def holds(self) -> bool:
@@ -58,7 +60,7 @@ class Report:
         figures = [
             asdict(f) | {"holds": f.holds if self.judged and f.bound else None} for f in self.figures
         ]  # fmt: skip
-        return {
+        return ({"cases": [dict(case) for case in self.cases]} if self.cases else {}) | {
             "bench": self.bench,
             "date": self.date,
             "machine": self.machine,
