@@ -5,6 +5,7 @@ and the same loss both ways, in turns. Peak memory is that of one pass in a proc
 predicted; the logprobs agree; where nothing is predicted to be gained, separate rows are chosen.
 """
 
+import ctypes
 import multiprocessing
 import os
 import statistics
@@ -199,6 +200,8 @@ def peak_mib(model: Any, batch: TrajectoryBatch, way: str) -> float:
 def _report_peak(answer: Connection, model: Any, batch: TrajectoryBatch, way: str) -> None:
     # the code that both ways run is read in before, or it would count
     step(model, group(Case(2, 2, 2)), way)
+    # what earlier passes freed lies in the allocator, where this one would take it without being seen
+    ctypes.CDLL(None).malloc_trim(0)
     before = resident_bytes("VmRSS")
     # 5: the peak starts again from what is resident now
     Path("/proc/self/clear_refs").write_text("5")
