@@ -1,7 +1,8 @@
 """What computing a group's prompt once brings: forward and backward against separate rows, over what is predicted.
 
 One group at a time, on a Qwen3 decoder of four layers with random weights, one thread, float32, the same LM head code
-and the same loss both ways, in turns. Peak memory is that of one pass in a process of its own. Bounds: measured over
+and the same loss both ways, in turns. Seconds are CPU seconds, which on one thread are those of an idle machine's clock
+and do not count other processes' turns. Peak memory is that of one pass in a process of its own. Bounds: measured over
 predicted; the logprobs agree; where nothing is predicted to be gained, separate rows are chosen.
 """
 
@@ -145,10 +146,10 @@ def measure_case(model: Any, case: Case, rounds: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
         for way in sorted(WAYS, reverse=bool(number % 2)):
-            start = time.perf_counter()
+            start = time.process_time()
             step(model, batch, way)
             if number:
-                seconds[way].append(time.perf_counter() - start)
+                seconds[way].append(time.process_time() - start)
     predicted = predicted_speedup([case.shape], pair_cost(model.config))
     measured = statistics.median(a / s for a, s in zip(seconds["apart"], seconds["shared"], strict=True))
     row: dict[str, Any] = {"p": case.p, "r": case.r, "n": case.n, "measured": measured, "predicted": predicted}
