@@ -13,6 +13,7 @@ runner's own closing line.
 import argparse
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -120,6 +121,8 @@ def main() -> int:
     if options.list:
         show_table(options.tier)
         return 0
+    # a shell that starts this in the background has it ignored, and so would every process that a test interrupts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [step for step in steps(options.tier) if not options.only or step.name in options.only]
     started = time.monotonic()
     return close(run_all(chosen), time.monotonic() - started)
